@@ -1,0 +1,41 @@
+/*
+ * What the core keeps for each thread: one pointer in initial-exec thread-local storage
+ * leads to it (a larger block could fail to load in a process that runs already). The
+ * memory comes from the system, is handed to a later thread when this one ends, and is
+ * never given back.
+ *
+ * A thread that ends, and one for which the system has no memory, has the shared state,
+ * known by its id 0. It lies in read-only memory: whoever writes to a state asks first.
+ */
+#ifndef NRM_BASE_THREAD_STATE_H
+#define NRM_BASE_THREAD_STATE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "nrm/status.h"
+
+#define NRM__MAX_HELD 8
+
+struct nrm__thread_state {
+    nrm_error error;
+    uint64_t id;                       /* of the thread; never used again; 0: shared */
+    unsigned n_held;                   /* locks of ours that the thread holds */
+    unsigned char held[NRM__MAX_HELD]; /* their ranks, ascending (debug builds) */
+    unsigned n_ends;                   /* calls of the thread's destructors so far */
+    struct nrm__thread_state *next_free; /* while no thread has it */
+};
+
+/* Never NULL, and never fails. */
+struct nrm__thread_state *nrm__thread_state(void);
+
+static inline bool
+nrm__thread_state_is_shared(const struct nrm__thread_state *state)
+{
+    return state->id == 0;
+}
+
+/* A number for this thread that no other thread had or will have; 0: it has none. */
+uint64_t nrm__thread_id(void);
+
+#endif

@@ -1,0 +1,48 @@
+/*
+ * A CUDA stream as the resources see it: a handle, and whatever keeps it alive.
+ *
+ * Streams are reference-counted and immutable. The special handle of the per-thread
+ * default stream means another stream in each thread, so the thread is noted when the
+ * object is made. NULL in place of a stream means "no stream": the caller is the host.
+ */
+#ifndef NRM_STREAM_H
+#define NRM_STREAM_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "nrm/status.h"
+
+typedef struct nrm_stream nrm_stream;
+
+/* Handles that the driver understands without a stream having been created. */
+#define NRM_STREAM_HANDLE_DEFAULT ((uintptr_t)0)
+#define NRM_STREAM_HANDLE_LEGACY ((uintptr_t)1)
+#define NRM_STREAM_HANDLE_PER_THREAD ((uintptr_t)2)
+
+/*
+ * Wraps an existing handle. The stream owns `keepalive` and calls `drop(keepalive)` when
+ * it dies (from any thread); `drop` may be NULL. The driver is not called.
+ */
+NRM_API NRM_NODISCARD nrm_status nrm_stream_wrap(uintptr_t handle, void *keepalive,
+                                                 void (*drop)(void *keepalive),
+                                                 nrm_stream **out);
+
+/* Borrowed, never NULL, immortal. */
+NRM_API nrm_stream *nrm_stream_default(void);
+NRM_API nrm_stream *nrm_stream_legacy(void);
+/* Of the calling thread: a new reference. */
+NRM_API NRM_NODISCARD nrm_status nrm_stream_per_thread(nrm_stream **out);
+
+NRM_API uintptr_t nrm_stream_handle(const nrm_stream *stream);
+
+/* True unless `stream` is the per-thread default stream of another thread. */
+NRM_API bool nrm_stream_is_usable_here(const nrm_stream *stream);
+
+/* Waits until the work submitted to `stream` is done. May block. */
+NRM_API NRM_NODISCARD nrm_status nrm_stream_synchronize(nrm_stream *stream);
+
+NRM_API void nrm_stream_retain(nrm_stream *stream);
+NRM_API void nrm_stream_release(nrm_stream *stream);
+
+#endif

@@ -1,0 +1,128 @@
+/*
+ * NUMA by raw system calls. Containers often forbid them; that is an error where binding
+ * was asked for, and "unknown" where it was only a question.
+ */
+#include "os/numa.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/bits.h"
+#include "os/lines.h"
+#include "os/memory.h"
+
+#define MAX_NODES 1024
+#define WORD_BITS (8 * (int)sizeof(unsigned long))
+#define POLICY_BIND 2 /* MPOL_BIND of linux/mempolicy.h, which needs kernel headers */
+
+struct node_set {
+    unsigned long words[MAX_NODES / WORD_BITS];
+};
+
+static struct {
+    pthread_once_t once;
+    int n_nodes;
+    struct node_set with_memory;
+} nodes = {.once = PTHREAD_ONCE_INIT};
+
+static void
+set_add(struct node_set *set, int node)
+{
+    set->words[node / WORD_BITS] |= 1ul << (node % WORD_BITS);
+}
+
+/* Adds the nodes of "0-3,8" and returns the highest, or -1. */
+static int
+parse_list(const char *text, struct node_set *out)
+{
+    int highest = -1;
+    char *end;
+    for (;; text = end + 1) {
+        long first = strtol(text, &end, 10);
+        if (end == text) {
+            return highest;
+        }
+        long last = *end == '-' ? strtol(end + 1, &end, 10) : first;
+        for (long node = first; node >= 0 && node <= last && node < MAX_NODES; node++) {
+            set_add(out, (int)node);
+            highest = node > highest ? (int)node : highest;
+        }
+        if (*end != ',') {
+            return highest;
+        }
+    }
+}
+
+static void
+read_nodes(void)
+{
+    char line[1024];
+    struct node_set online = {{0}};
+    int highest = -1;
+    if (nrm__file_read_line("/sys/devices/system/node/online", line, sizeof line)) {
+        highest = parse_list(line, &online);
+    }
+    if (highest < 0) {
+        set_add(&online, highest = 0);
+    }
+    nodes.n_nodes = highest + 1;
+    if (!nrm__file_read_line("/sys/devices/system/node/has_memory", line,
+                             sizeof line) ||
+        parse_list(line, &nodes.with_memory) < 0) {
+        nodes.with_memory = online;
+    }
+}
+
+int
+nrm__numa_n_nodes(void)
+{
+    pthread_once(&nodes.once, read_nodes);
+    return nodes.n_nodes;
+}
+
+bool
+nrm__numa_has_node(int node)
+{
+    if (node < 0 || node >= nrm__numa_n_nodes()) {
+        return false;
+    }
+    return (nodes.with_memory.words[node / WORD_BITS] >> (node % WORD_BITS) & 1) != 0;
+}
+
+int
+nrm__numa_bind(void *ptr, size_t nbytes, int node)
+{
+    struct node_set set = {{0}};
+    if (!nrm__numa_has_node(node)) {
+        return EINVAL;
+    }
+    set_add(&set, node);
+    if (syscall(SYS_mbind, ptr, nbytes, POLICY_BIND, set.words, (long)MAX_NODES + 1,
+                0) == 0) {
+        return 0;
+    }
+    /* A kernel without NUMA has one node, and every page is on it. */
+    return errno == ENOSYS && nrm__numa_n_nodes() == 1 ? 0 : errno;
+}
+
+/* move_pages without targets only asks, and unlike get_mempolicy it makes no page. */
+int
+nrm__numa_node_of(const void *ptr)
+{
+    void *page = (void *)nrm__align_down((uintptr_t)ptr, nrm__page_size());
+    int status = -1;
+    if (syscall(SYS_move_pages, 0, 1ul, &page, NULL, &status, 0) == 0) {
+        return status >= 0 ? status : -1;
+    }
+    unsigned char is_present;
+    if (errno == ENOSYS && mincore(page, nrm__page_size(), &is_present) == 0) {
+        return (is_present & 1) != 0 ? 0 : -1;
+    }
+    return -1;
+}

@@ -1,0 +1,18 @@
+/* NUMA by raw system calls: no libnuma. A machine without NUMA has node 0. */
+#ifndef NRM_OS_NUMA_H
+#define NRM_OS_NUMA_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/* Highest online node + 1; at least 1. */
+int nrm__numa_n_nodes(void);
+bool nrm__numa_has_node(int node);
+
+/* Binds the pages of a range, touched from now on, to a node. 0 or an errno. */
+int nrm__numa_bind(void *ptr, size_t nbytes, int node);
+
+/* The node of the page at `ptr`, or -1: not present, or unknown. */
+int nrm__numa_node_of(const void *ptr);
+
+#endif

@@ -1,0 +1,147 @@
+/*
+ * First touch by several threads.
+ *
+ * The range is cut into slices that start at multiples of 4 MiB, so that no huge page
+ * belongs to two threads, and every thread takes the next slice until none is left or one
+ * failed. Threads are started for the one call and joined: they exist while pages are
+ * made and never at a fork of the caller.
+ */
+#include "os/touch.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/mman.h>
+
+#include "base/bits.h"
+#include "os/memory.h"
+#include "os/system.h"
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
+#endif
+
+#define SLICE_NBYTES (4 * NRM__MIB)
+#define DEFAULT_MAX_THREADS 16
+#define MAX_THREADS 256
+#define STACK_NBYTES NRM__MIB
+
+struct job {
+    uintptr_t start, end;  /* whole pages */
+    atomic_size_t n_taken; /* slices */
+    atomic_int error;      /* of the first slice that failed */
+};
+
+/* Writes to every page what stands there already. A comparison and exchange, as compilers
+   turn an addition of zero into a load, and a load would map the shared zero page. */
+static void
+rewrite(uintptr_t start, uintptr_t end)
+{
+    for (uintptr_t at = start; at < end; at += nrm__page_size()) {
+        unsigned char *byte = (unsigned char *)at;
+        unsigned char value = __atomic_load_n(byte, __ATOMIC_RELAXED);
+        (void)__atomic_compare_exchange_n(byte, &value, value, false, __ATOMIC_RELAXED,
+                                          __ATOMIC_RELAXED);
+    }
+}
+
+static int
+touch_slice(uintptr_t start, uintptr_t end)
+{
+    while (madvise((void *)start, end - start, MADV_POPULATE_WRITE) != 0) {
+        if (errno == EINVAL) { /* an older kernel */
+            rewrite(start, end);
+            return 0;
+        }
+        if (errno != EINTR) {
+            return errno;
+        }
+    }
+    return 0;
+}
+
+static void
+work(struct job *job)
+{
+    uintptr_t first = nrm__align_down(job->start, SLICE_NBYTES);
+    while (atomic_load_explicit(&job->error, memory_order_relaxed) == 0) {
+        size_t i = atomic_fetch_add_explicit(&job->n_taken, 1, memory_order_relaxed);
+        uintptr_t start = nrm__max(first + i * SLICE_NBYTES, job->start);
+        if (start >= job->end) {
+            return;
+        }
+        uintptr_t end = nrm__min(first + (i + 1) * SLICE_NBYTES, job->end);
+        int none = 0;
+        int error = touch_slice(start, end);
+        if (error != 0) {
+            (void)atomic_compare_exchange_strong(&job->error, &none, error);
+        }
+    }
+}
+
+static void *
+help(void *job)
+{
+    work(job);
+    return NULL;
+}
+
+/* Starts up to `n` helpers, which take no signals; returns how many there are. */
+static size_t
+start_helpers(struct job *job, pthread_t *out, size_t n)
+{
+    pthread_attr_t attributes;
+    sigset_t all, before;
+    size_t n_started = 0;
+    if (n == 0 || pthread_attr_init(&attributes) != 0) {
+        return 0;
+    }
+    (void)pthread_attr_setstacksize(&attributes, STACK_NBYTES);
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    while (n_started < n &&
+           pthread_create(&out[n_started], &attributes, help, job) == 0) {
+        n_started++;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
+    return n_started;
+}
+
+static size_t
+count_threads(const struct job *job, int wanted)
+{
+    size_t n_slices = (nrm__align_up(job->end, SLICE_NBYTES) -
+                       nrm__align_down(job->start, SLICE_NBYTES)) /
+                      SLICE_NBYTES;
+    size_t n = wanted > 0 ? nrm__min((size_t)wanted, MAX_THREADS)
+                          : nrm__min((size_t)nrm__n_cores(), DEFAULT_MAX_THREADS);
+    return nrm__min(n, n_slices);
+}
+
+int
+nrm__touch(void *ptr, size_t nbytes, int n_threads)
+{
+    pthread_t helpers[MAX_THREADS];
+    int cancel_state;
+    if (nbytes == 0) {
+        return 0;
+    }
+    struct job job = {
+        .start = nrm__align_down((uintptr_t)ptr, nrm__page_size()),
+        .end = nrm__align_up((uintptr_t)ptr + nbytes, nrm__page_size()),
+    };
+    size_t n = count_threads(&job, n_threads);
+    /* The helpers work on this frame: a cancelled thread must not leave it. */
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state);
+    size_t n_helpers = start_helpers(&job, helpers, n - 1);
+    work(&job);
+    for (size_t i = 0; i < n_helpers; i++) {
+        pthread_join(helpers[i], NULL);
+    }
+    pthread_setcancelstate(cancel_state, NULL);
+    return atomic_load(&job.error);
+}
