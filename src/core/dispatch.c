@@ -1,0 +1,466 @@
+/*
+ * Allocation, deallocation and reallocation: what every resource has in common.
+ *
+ * The public calls validate, find the block and claim it, so that an address is given
+ * back once and only to the resource it came through. The inner calls, which adaptors and
+ * pools use for their upstreams, map and count. A block that is claimed belongs to the
+ * caller alone until it is given back or unclaimed.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/assert.h"
+#include "base/bits.h"
+#include "base/error.h"
+#include "core/block_map.h"
+#include "core/hooks.h"
+#include "core/uses.h"
+#include "nrm/options.h"
+#include "os/memory.h"
+#include "os/numa.h"
+
+/* From this size on memory is zeroed detached from the interpreter. */
+#define ZERO_DETACHED_NBYTES NRM__MIB
+
+#define REQUEST_MAX (SIZE_MAX / 2)
+
+/* ---- counting ---- */
+
+static void
+raise_peak(atomic_int_least64_t *peak, int64_t value)
+{
+    int64_t seen = atomic_load_explicit(peak, memory_order_relaxed);
+    while (value > seen &&
+           !atomic_compare_exchange_weak_explicit(peak, &seen, value, memory_order_relaxed,
+                                                  memory_order_relaxed))
+        ;
+}
+
+static void
+add(atomic_int_least64_t *current, atomic_int_least64_t *peak, int64_t n)
+{
+    int64_t now = atomic_fetch_add_explicit(current, n, memory_order_relaxed) + n;
+    if (n > 0)
+        raise_peak(peak, now);
+}
+
+static void
+count_allocation(nrm_resource *mr, size_t nbytes)
+{
+    struct nrm__counters *c = &mr->counters;
+    add(&c->current_bytes, &c->peak_bytes, (int64_t)nbytes);
+    add(&c->current_count, &c->peak_count, 1);
+    atomic_fetch_add_explicit(&c->total_bytes, (int64_t)nbytes, memory_order_relaxed);
+    atomic_fetch_add_explicit(&c->total_count, 1, memory_order_relaxed);
+}
+
+static void
+count_deallocation(nrm_resource *mr, size_t nbytes)
+{
+    struct nrm__counters *c = &mr->counters;
+    add(&c->current_bytes, &c->peak_bytes, -(int64_t)nbytes);
+    add(&c->current_count, &c->peak_count, -1);
+}
+
+/* A block that changed its size in place: what it grew by counts as allocated. */
+static void
+count_resize(nrm_resource *mr, size_t old_nbytes, size_t nbytes)
+{
+    struct nrm__counters *c = &mr->counters;
+    int64_t grown = (int64_t)nbytes - (int64_t)old_nbytes;
+    add(&c->current_bytes, &c->peak_bytes, grown);
+    if (grown > 0)
+        atomic_fetch_add_explicit(&c->total_bytes, grown, memory_order_relaxed);
+}
+
+/* ---- the inner calls ---- */
+
+static bool
+is_adaptor(const nrm_resource *mr)
+{
+    return (mr->ops->flags & NRM__OPS_ADAPTOR) != 0;
+}
+
+/* The upstream of an adaptor that `block` came through, or NULL. */
+static nrm_resource *
+branch_of(nrm_resource *mr, const struct nrm__block *block)
+{
+    if (!is_adaptor(mr))
+        return NULL;
+    return mr->ops->branch != NULL ? mr->ops->branch(mr, block) : mr->upstream;
+}
+
+bool
+nrm__leads_to(nrm_resource *mr, const struct nrm__block *block)
+{
+    while (mr != NULL && mr != block->owner)
+        mr = branch_of(mr, block);
+    return mr != NULL;
+}
+
+/* Maps a block that a leaf has just made; on failure it goes back. */
+static nrm_status
+adopt(nrm_resource *mr, const struct nrm__request *request, struct nrm__block *block)
+{
+    block->owner = mr;
+    block->nbytes = request->nbytes;
+    NRM_DEBUG_ASSERT(nrm__is_aligned(block->ptr, request->alignment));
+    NRM_DEBUG_ASSERT(block->capacity >= request->nbytes);
+    nrm_resource_retain(mr);
+    if (block->segment != NULL)
+        return NRM_OK;
+    struct nrm__entry *entry;
+    nrm_status status = nrm__entry_create(&entry);
+    if (status == NRM_OK) {
+        nrm__block_map_insert(entry, block);
+        return NRM_OK;
+    }
+    mr->ops->deallocate(mr, block, request->stream);
+    nrm_resource_release(mr);
+    return status;
+}
+
+nrm_status
+nrm__allocate(nrm_resource *mr, const struct nrm__request *request,
+              struct nrm__block *out)
+{
+    struct nrm__block block = {0};
+    NRM_TRY(mr->ops->allocate(mr, request, &block));
+    if (!is_adaptor(mr))
+        NRM_TRY(adopt(mr, request, &block));
+    count_allocation(mr, request->nbytes);
+    *out = block;
+    return NRM_OK;
+}
+
+/* Whether the entry of a claimed block lives on in the retired list. */
+static bool
+is_retired_by_owner(const nrm_resource *mr)
+{
+    return mr->ops->release_block != NULL;
+}
+
+void
+nrm__deallocate(nrm_resource *mr, const struct nrm__block *block, nrm_stream *stream)
+{
+    count_deallocation(mr, block->nbytes);
+    if (is_adaptor(mr)) {
+        mr->ops->deallocate(mr, block, stream);
+        return;
+    }
+    struct nrm__block gone = *block;
+    mr->ops->deallocate(mr, block, stream);
+    if (gone.segment == NULL && !is_retired_by_owner(mr))
+        nrm__block_map_forget(&gone);
+    nrm_resource_release(mr);
+}
+
+void
+nrm__deallocate_later(nrm_resource *mr, const struct nrm__block *block)
+{
+    /* Adaptors on the way count now; the owner gets the block when its epoch is done. */
+    for (; mr != block->owner; mr = branch_of(mr, block))
+        count_deallocation(mr, block->nbytes);
+    count_deallocation(mr, block->nbytes);
+    nrm__retire(block, nrm__epoch_stamp());
+    nrm_resource_release(mr);
+}
+
+void
+nrm__give_back(nrm_resource *upstream, struct nrm__block *block, bool later)
+{
+    bool claimed = nrm__block_map_claim(block);
+    NRM_ASSERT(claimed);
+    bool plain_source = block->owner == upstream && upstream->upstream == NULL &&
+                        !is_retired_by_owner(upstream) &&
+                        !(upstream->ops->flags & NRM__OPS_OVERLAY) &&
+                        nrm_kind_is_host_accessible(upstream->kind);
+    if (!later || !plain_source) {
+        nrm__deallocate(upstream, block, NULL);
+        return;
+    }
+    count_deallocation(upstream, block->nbytes);
+    nrm__retire(block, 0);
+    nrm_resource_release(upstream);
+}
+
+nrm_status
+nrm__reallocate_in_place(nrm_resource *mr, struct nrm__block *block,
+                         const struct nrm__request *request)
+{
+    size_t old_nbytes = block->nbytes;
+    nrm_status status = NRM_NOT_SUPPORTED;
+    if (mr->ops->reallocate != NULL) {
+        status = mr->ops->reallocate(mr, block, request);
+    }
+    else if (is_adaptor(mr)) {
+        nrm_resource *next = branch_of(mr, block);
+        status = nrm__reallocate_in_place(next, block, request);
+    }
+    if (status == NRM_OK) {
+        block->nbytes = request->nbytes;
+        count_resize(mr, old_nbytes, request->nbytes);
+    }
+    return status;
+}
+
+/* ---- validation ---- */
+
+static nrm_status
+make_request(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *stream,
+             struct nrm__request *out)
+{
+    if (alignment == 0)
+        alignment = nrm__kind_alignment(mr->kind);
+    if (!nrm__is_power_of_two(alignment))
+        return nrm__error(NRM_INVALID_VALUE,
+                          "the alignment must be a power of two, not %zu B", alignment);
+    if (nbytes > REQUEST_MAX || alignment > REQUEST_MAX - nbytes)
+        return nrm__error(NRM_OUT_OF_MEMORY,
+                          "%zu B at an alignment of %zu B is more than an address space "
+                          "holds",
+                          nbytes, alignment);
+    if (stream != NULL && !nrm_stream_is_usable_here(stream))
+        return nrm__error(NRM_INVALID_VALUE,
+                          "the stream is the per-thread default stream of another thread");
+    *out = (struct nrm__request){
+        .nbytes = nbytes, .alignment = alignment, .stream = stream};
+    return NRM_OK;
+}
+
+/* Adds to the error of this thread who was asked for how much. */
+static nrm_status
+failed_request(nrm_status status, const nrm_resource *mr, size_t nbytes)
+{
+    char name[65];
+    nrm_resource_name(mr, name, sizeof name);
+    nrm__error_request(nbytes, name[0] != '\0' ? name : mr->ops->class_name);
+    return status;
+}
+
+static nrm_status
+not_owned(nrm_resource *mr, const void *ptr, const struct nrm__block *found)
+{
+    atomic_fetch_add_explicit(&mr->counters.errors, 1, memory_order_relaxed);
+    if (found == NULL)
+        return nrm__error(NRM_NOT_OWNED,
+                          "%p is no live block of this resource: it was freed already, or "
+                          "comes from elsewhere",
+                          ptr);
+    if (found->ptr != ptr)
+        return nrm__error(NRM_NOT_OWNED,
+                          "%p lies %zu B inside the live block of %zu B at %p: only its "
+                          "start can be given back",
+                          ptr, (size_t)((const char *)ptr - (const char *)found->ptr),
+                          found->nbytes, found->ptr);
+    char name[65];
+    nrm_resource_name(found->owner, name, sizeof name);
+    return nrm__error(NRM_NOT_OWNED,
+                      "%p is a live block of %zu B of another resource (%s%s%s)", ptr,
+                      found->nbytes, found->owner->ops->class_name,
+                      name[0] != '\0' ? " " : "", name);
+}
+
+/* Finds the live block that starts at `ptr` and came through `mr`; its owner is retained
+   and for the caller to release. */
+static nrm_status
+find_own(nrm_resource *mr, const void *ptr, struct nrm__block *out)
+{
+    if (!nrm__block_map_find(ptr, out))
+        return not_owned(mr, ptr, NULL);
+    if (out->ptr == ptr && nrm__leads_to(mr, out))
+        return NRM_OK;
+    nrm_status status = not_owned(mr, ptr, out);
+    nrm_resource_release(out->owner);
+    return status;
+}
+
+/* ---- the public calls ---- */
+
+static void
+zero(const struct nrm__block *block)
+{
+    void *token = block->nbytes >= ZERO_DETACHED_NBYTES ? nrm__detach() : NULL;
+    memset(block->ptr, 0, block->nbytes);
+    nrm__attach(token);
+}
+
+static nrm_status
+allocate(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *stream,
+         unsigned flags, void **out)
+{
+    struct nrm__request request;
+    struct nrm__block block;
+    nrm_status status = make_request(mr, nbytes, alignment, stream, &request);
+    if (status != NRM_OK)
+        return failed_request(status, mr, nbytes);
+    if (nbytes == 0) {
+        *out = NULL;
+        return NRM_OK;
+    }
+    request.flags = flags;
+    status = nrm__allocate(mr, &request, &block);
+    if (status != NRM_OK)
+        return failed_request(status, mr, nbytes);
+    if ((flags & NRM__REQUEST_ZEROED) && !(block.flags & NRM__BLOCK_IS_ZERO))
+        zero(&block);
+    *out = block.ptr;
+    return NRM_OK;
+}
+
+nrm_status
+nrm_resource_allocate(nrm_resource *mr, size_t nbytes, size_t alignment,
+                      nrm_stream *stream, void **out)
+{
+    return allocate(mr, nbytes, alignment, stream, 0, out);
+}
+
+nrm_status
+nrm_resource_allocate_zeroed(nrm_resource *mr, size_t nbytes, size_t alignment,
+                             nrm_stream *stream, void **out)
+{
+    if (!nrm_kind_is_host_accessible(mr->kind))
+        return nrm__error(NRM_NOT_SUPPORTED, "%s memory cannot be zeroed from the host",
+                          nrm_kind_name(mr->kind));
+    return allocate(mr, nbytes, alignment, stream, NRM__REQUEST_ZEROED, out);
+}
+
+nrm_status
+nrm_resource_deallocate(nrm_resource *mr, void *ptr, size_t nbytes, nrm_stream *stream)
+{
+    (void)nbytes; /* a hint: what NumPy passes is not always what it asked for */
+    struct nrm__block block;
+    if (ptr == NULL)
+        return NRM_OK;
+    NRM_TRY(find_own(mr, ptr, &block));
+    nrm_resource *owner = block.owner;
+    nrm_status status = NRM_OK;
+    if (nrm__block_map_claim(&block))
+        nrm__deallocate(mr, &block, stream);
+    else
+        status = not_owned(mr, ptr, NULL);
+    nrm_resource_release(owner);
+    return status;
+}
+
+/* A new block, a copy, and the old one back: the old one stays whole on failure. */
+static nrm_status
+move_by_copy(nrm_resource *mr, const struct nrm__block *old,
+             const struct nrm__request *request, void **out)
+{
+    struct nrm__block block;
+    struct nrm__block again = *old;
+    NRM_TRY(nrm__allocate(mr, request, &block));
+    memcpy(block.ptr, old->ptr, nrm__min(old->nbytes, request->nbytes));
+    if (!nrm__block_map_claim(&again)) {
+        nrm_status status = not_owned(mr, old->ptr, NULL);
+        if (nrm__block_map_claim(&block))
+            nrm__deallocate(mr, &block, request->stream);
+        return status;
+    }
+    nrm__deallocate(mr, &again, request->stream);
+    *out = block.ptr;
+    return NRM_OK;
+}
+
+static nrm_status
+reallocate(nrm_resource *mr, struct nrm__block *block,
+           const struct nrm__request *request, void **out)
+{
+    void *ptr = block->ptr;
+    if (!nrm__block_map_claim(block))
+        return not_owned(mr, ptr, NULL);
+    nrm_status status = NRM_NOT_SUPPORTED;
+    if (nrm__is_aligned(ptr, request->alignment))
+        status = nrm__reallocate_in_place(mr, block, request);
+    nrm__block_map_unclaim(block);
+    if (status == NRM_NOT_SUPPORTED)
+        return move_by_copy(mr, block, request, out);
+    if (status == NRM_OK)
+        *out = block->ptr;
+    return status;
+}
+
+nrm_status
+nrm_resource_reallocate(nrm_resource *mr, void *ptr, size_t nbytes, size_t alignment,
+                        nrm_stream *stream, void **out)
+{
+    struct nrm__request request;
+    struct nrm__block block;
+    if (ptr == NULL)
+        return nrm_resource_allocate(mr, nbytes, alignment, stream, out);
+    if (!nrm_kind_is_host_accessible(mr->kind))
+        return nrm__error(NRM_NOT_SUPPORTED, "%s memory cannot be resized from the host",
+                          nrm_kind_name(mr->kind));
+    nrm_status status = make_request(mr, nbytes, alignment, stream, &request);
+    if (status != NRM_OK)
+        return failed_request(status, mr, nbytes);
+    if (nbytes == 0) {
+        NRM_TRY(nrm_resource_deallocate(mr, ptr, 0, stream));
+        *out = NULL;
+        return NRM_OK;
+    }
+    NRM_TRY(find_own(mr, ptr, &block));
+    nrm_resource *owner = block.owner;
+    if (nbytes > block.nbytes)
+        request.flags |= NRM__REQUEST_GROWING;
+    status = reallocate(mr, &block, &request, out);
+    nrm_resource_release(owner);
+    return status == NRM_OK ? status : failed_request(status, mr, nbytes);
+}
+
+nrm_status
+nrm_resource_trim(nrm_resource *mr, size_t keep_nbytes, size_t *out_nbytes)
+{
+    size_t nbytes = 0;
+    for (nrm_resource *each = mr; each != NULL; each = each->upstream) {
+        if (each->ops->trim != NULL)
+            NRM_TRY(each->ops->trim(each, keep_nbytes, &nbytes));
+    }
+    /* What a pool gave back to a source waits in the retired list; it was counted. */
+    (void)nrm__retired_drain((uint64_t)nrm_option_get(NRM_OPT_WAIT_LIMIT));
+    if (out_nbytes != NULL)
+        *out_nbytes = nbytes;
+    return NRM_OK;
+}
+
+nrm_status
+nrm_resource_statistics(nrm_resource *mr, nrm_statistics *out)
+{
+    struct nrm__counters *c = &mr->counters;
+    nrm_statistics statistics = {
+        .current_bytes = atomic_load(&c->current_bytes),
+        .current_count = atomic_load(&c->current_count),
+        .peak_bytes = atomic_load(&c->peak_bytes),
+        .peak_count = atomic_load(&c->peak_count),
+        .total_bytes = atomic_load(&c->total_bytes),
+        .total_count = atomic_load(&c->total_count),
+        .errors = atomic_load(&c->errors),
+    };
+    if (mr->ops->statistics != NULL)
+        mr->ops->statistics(mr, &statistics);
+    *out = statistics;
+    return NRM_OK;
+}
+
+nrm_status
+nrm_block_find(const void *ptr, nrm_block_info *out)
+{
+    struct nrm__block block;
+    if (!nrm__block_map_find(ptr, &block))
+        return NRM_NOT_FOUND;
+    bool host = nrm_kind_is_host_accessible(block.owner->kind);
+    *out = (nrm_block_info){
+        .resource = block.owner,
+        .kind = block.owner->kind,
+        .device = nrm_resource_device(block.owner),
+        .ptr = block.ptr,
+        .nbytes = block.nbytes,
+        .capacity = block.capacity,
+        .reason = block.reason,
+        .page_nbytes = host ? nrm__mapping_page_size(block.ptr) : 0,
+        .numa_node = host ? nrm__numa_node_of(block.ptr) : -1,
+    };
+    return NRM_OK;
+}

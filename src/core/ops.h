@@ -1,0 +1,192 @@
+/*
+ * How a resource is built: an ops table, and the struct that every concrete resource
+ * starts with.
+ *
+ * The dispatcher (core/dispatch.c) validates, handles zero bytes, maps the block, counts,
+ * zeroes and records errors. An op may assume valid arguments, holds no lock of ours when
+ * it is called, and holds none when it calls an upstream or the outside world.
+ */
+#ifndef NRM_CORE_OPS_H
+#define NRM_CORE_OPS_H
+
+#include <stdatomic.h>
+
+#include "base/list.h"
+#include "base/tree.h"
+#include "nrm/resource.h"
+
+struct nrm__segment;
+
+enum {
+    NRM__REQUEST_ZEROED = 1u << 0,  /* the memory shall read as zero */
+    NRM__REQUEST_GROWING = 1u << 1, /* of a reallocation: room to grow is welcome */
+};
+
+struct nrm__request {
+    size_t nbytes;      /* > 0, at most SIZE_MAX / 2 */
+    size_t alignment;   /* a power of two */
+    nrm_stream *stream; /* borrowed; NULL: the host */
+    unsigned flags;
+};
+
+enum {
+    NRM__BLOCK_IS_ZERO = 1u << 0, /* on allocation: known to read as zero */
+    NRM__BLOCK_FELL_BACK = 1u << 1,
+};
+
+/* A live block by value: found, or just made. What stands behind `record` is the owner's. */
+struct nrm__block {
+    void *ptr;
+    size_t nbytes;   /* as requested */
+    size_t capacity; /* usable */
+    nrm_resource *owner;
+    struct nrm__segment *segment; /* of a pool or slab; NULL: an entry of the map */
+    void *record;                 /* the owner's description of it */
+    uint64_t tag;                 /* the owner's own; kept by an entry of the map */
+    unsigned flags;
+    const char *reason;           /* static; see nrm_block_info */
+};
+
+enum {
+    NRM__OPS_MAPPED = 1u << 0,    /* the dispatcher keeps its blocks in the block map */
+    NRM__OPS_USER_CODE = 1u << 1, /* calls code that may need an interpreter */
+    NRM__OPS_ADAPTOR = 1u << 2,   /* owns no blocks: forwards to upstreams */
+    NRM__OPS_OVERLAY = 1u << 3,   /* its blocks may lie inside blocks of resources that it
+                                     does not know as its upstream (callbacks) */
+};
+
+struct nrm__ops {
+    const char *class_name; /* as in Python */
+    unsigned flags;
+
+    /* Fills ptr, capacity, flags, and what the owner needs (tag, record, segment). */
+    nrm_status (*allocate)(nrm_resource *self, const struct nrm__request *request,
+                           struct nrm__block *out);
+
+    /* Takes a claimed block back; cannot fail. Array deallocation runs through here:
+       an owner never calls the driver in it, it parks or retires. */
+    void (*deallocate)(nrm_resource *self, const struct nrm__block *block,
+                       nrm_stream *stream);
+
+    /* Optional: in place, or by moving pages. NRM_NOT_SUPPORTED (not recorded): the
+       dispatcher copies. `block` is updated (ptr, capacity) on success. */
+    nrm_status (*reallocate)(nrm_resource *self, struct nrm__block *block,
+                             const struct nrm__request *request);
+
+    /* Owners of segments: the live block that contains `ptr` (fills all but owner and
+       segment), false: none. Takes the owner's own lock only. */
+    bool (*find_block)(nrm_resource *self, struct nrm__segment *segment,
+                       const void *ptr, struct nrm__block *out);
+
+    /* Owners of segments: claims a block found before for the caller alone, once;
+       false: it is not live any more. */
+    bool (*claim_block)(nrm_resource *self, struct nrm__block *block);
+
+    /* Owners of segments: a claimed block whose size the caller changed in place. */
+    void (*unclaim_block)(nrm_resource *self, const struct nrm__block *block);
+
+    /* Sources whose memory cannot go back at once: gives a block back for good, with its
+       epoch done, detached, no lock held. See core/uses.h. */
+    void (*release_block)(nrm_resource *self, const struct nrm__block *block);
+
+    /* Optional: makes a block usable again after a context was reset. */
+    nrm_status (*renew_block)(nrm_resource *self, struct nrm__block *block);
+
+    /* Optional. Adds to *out_nbytes what it gave back. */
+    nrm_status (*trim)(nrm_resource *self, size_t keep_nbytes, size_t *out_nbytes);
+
+    /* Optional: adds reserved, parked, epochs, waits, fallbacks. */
+    void (*statistics)(nrm_resource *self, nrm_statistics *out);
+
+    /* Adaptors: the upstream that a live block must be given back to, or NULL. */
+    nrm_resource *(*branch)(nrm_resource *self, const struct nrm__block *block);
+
+    /* Optional: checks every invariant, aborts on the first that fails (tests). */
+    void (*check)(nrm_resource *self);
+
+    /* Optional: take and drop the resource's own locks around a fork. */
+    void (*fork_prepare)(nrm_resource *self);
+    void (*fork_parent)(nrm_resource *self);
+    void (*fork_child)(nrm_resource *self);
+
+    /* No reference and no block is left. Frees nothing in place that belongs to the
+       GPU. The struct itself is freed by the caller (core/resource.c). */
+    void (*finish)(nrm_resource *self);
+};
+
+struct nrm__counters {
+    atomic_int_least64_t current_bytes, current_count;
+    atomic_int_least64_t peak_bytes, peak_count;
+    atomic_int_least64_t total_bytes, total_count;
+    atomic_int_least64_t errors;
+};
+
+struct nrm_resource {
+    const struct nrm__ops *ops;
+    nrm_kind kind;
+    unsigned flags;                /* of the ops, and inherited NRM__OPS_USER_CODE */
+    size_t struct_nbytes;
+    atomic_size_t refcount;        /* of references and live blocks */
+    atomic_int device;             /* NRM_DEVICE_NONE until known */
+    nrm_resource *upstream;        /* retained; NULL: a source */
+    struct nrm__counters counters;
+    struct nrm__link all;          /* in the list of live resources */
+    atomic_int naming;             /* 0: no name, 1: being written, 2: `name` holds */
+    char name[65];                 /* in the registry when it was first bound */
+};
+
+/* ---- for constructors: src/core/resource.c ---- */
+
+/*
+ * A zeroed resource of `struct_nbytes` (of the concrete struct), with one reference.
+ * Retains `upstream` (may be NULL). It is not in the list of live resources yet:
+ * nrm__resource_publish, when the constructor can no longer fail.
+ */
+nrm_status nrm__resource_create(const struct nrm__ops *ops, nrm_kind kind,
+                                nrm_resource *upstream, size_t struct_nbytes,
+                                nrm_resource **out);
+void nrm__resource_publish(nrm_resource *mr);
+/* Undoes nrm__resource_create for a constructor that failed. */
+void nrm__resource_abandon(nrm_resource *mr);
+
+/* Calls `visit` for every live resource, each retained meanwhile, no lock held. */
+void nrm__resource_for_each(void (*visit)(nrm_resource *mr, void *context),
+                            void *context);
+
+/* False when the last reference and the last block are gone already. */
+bool nrm__resource_try_retain(nrm_resource *mr);
+
+/* Gives it its name in the registry, unless it has one. */
+void nrm__resource_set_name(nrm_resource *mr, const char *name);
+
+/* The default alignment of a kind: 64 for host memory, 256 for every other. */
+size_t nrm__kind_alignment(nrm_kind kind);
+
+/* ---- for adaptors and pools: src/core/dispatch.c ---- */
+
+/* Allocates from `mr` with a valid request; counts, maps; no zeroing by hand: see
+   NRM__BLOCK_IS_ZERO in out->flags. */
+nrm_status nrm__allocate(nrm_resource *mr, const struct nrm__request *request,
+                         struct nrm__block *out);
+
+/* Gives back a claimed block that came through `mr`. */
+void nrm__deallocate(nrm_resource *mr, const struct nrm__block *block,
+                     nrm_stream *stream);
+
+/* The same for a host block that a GPU may still read: it goes back when its epoch is
+   done. */
+void nrm__deallocate_later(nrm_resource *mr, const struct nrm__block *block);
+
+/* Claims and gives back a block that a resource holds of its upstream: a segment. With
+   `later` nothing is unmapped here and now: a dying pool may be dying inside an array's
+   deallocation. Callbacks run at once all the same, in the thread that let go. */
+void nrm__give_back(nrm_resource *upstream, struct nrm__block *block, bool later);
+
+/* True when a live block can be given back through `mr`. */
+bool nrm__leads_to(nrm_resource *mr, const struct nrm__block *block);
+
+/* In place or by moving pages, never by a copy; NRM_NOT_SUPPORTED: not so. Counts. */
+nrm_status nrm__reallocate_in_place(nrm_resource *mr, struct nrm__block *block,
+                                    const struct nrm__request *request);
+
+#endif

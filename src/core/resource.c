@@ -1,0 +1,265 @@
+/*
+ * What all resources share: their life, their names, the list of those that live.
+ *
+ * A reference is held by whoever uses a resource and by every live block of it, so a pool
+ * outlives its last array. The list of live resources exists for trim, for statistics and
+ * for the fork hooks, which take the locks of all of them.
+ */
+#include "core/ops.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/assert.h"
+#include "base/bits.h"
+#include "base/error.h"
+#include "base/lock.h"
+#include "core/nodes.h"
+#include "os/fork.h"
+
+static struct nrm__lock resources_lock = NRM__LOCK_INIT(NRM__RANK_RESOURCES);
+static struct nrm__link resources = {&resources, &resources};
+
+/* ---- life ---- */
+
+nrm_status
+nrm__resource_create(const struct nrm__ops *ops, nrm_kind kind, nrm_resource *upstream,
+                     size_t struct_nbytes, nrm_resource **out)
+{
+    nrm_resource *mr = nrm__node_allocate(struct_nbytes);
+    if (mr == NULL)
+        return nrm__error(NRM_OUT_OF_MEMORY, "no memory for a %s of %zu B",
+                          ops->class_name, struct_nbytes);
+    mr->ops = ops;
+    mr->kind = kind;
+    mr->flags = ops->flags;
+    mr->struct_nbytes = struct_nbytes;
+    mr->upstream = upstream;
+    nrm__list_init(&mr->all);
+    atomic_init(&mr->refcount, 1);
+    atomic_init(&mr->device, NRM_DEVICE_NONE);
+    if (upstream != NULL) {
+        nrm_resource_retain(upstream);
+        mr->flags |= upstream->flags & NRM__OPS_USER_CODE;
+        atomic_init(&mr->device, nrm_resource_device(upstream));
+    }
+    *out = mr;
+    return NRM_OK;
+}
+
+void
+nrm__resource_publish(nrm_resource *mr)
+{
+    nrm__lock_acquire(&resources_lock);
+    nrm__list_append(&resources, &mr->all);
+    nrm__lock_release(&resources_lock);
+}
+
+void
+nrm__resource_abandon(nrm_resource *mr)
+{
+    nrm_resource *upstream = mr->upstream;
+    nrm__node_deallocate(mr, mr->struct_nbytes);
+    nrm_resource_release(upstream);
+}
+
+void
+nrm_resource_retain(nrm_resource *mr)
+{
+    atomic_fetch_add_explicit(&mr->refcount, 1, memory_order_relaxed);
+}
+
+bool
+nrm__resource_try_retain(nrm_resource *mr)
+{
+    size_t count = atomic_load_explicit(&mr->refcount, memory_order_relaxed);
+    while (count != 0) {
+        if (atomic_compare_exchange_weak_explicit(&mr->refcount, &count, count + 1,
+                                                  memory_order_acquire,
+                                                  memory_order_relaxed))
+            return true;
+    }
+    return false;
+}
+
+void
+nrm_resource_release(nrm_resource *mr)
+{
+    /* A chain of adaptors and pools dies in a loop, not in a recursion. */
+    while (mr != NULL) {
+        size_t before =
+            atomic_fetch_sub_explicit(&mr->refcount, 1, memory_order_acq_rel);
+        NRM_ASSERT(before != 0);
+        if (before != 1)
+            return;
+        nrm__lock_acquire(&resources_lock);
+        nrm__list_remove(&mr->all);
+        nrm__lock_release(&resources_lock);
+        if (mr->ops->finish != NULL)
+            mr->ops->finish(mr);
+        nrm_resource *upstream = mr->upstream;
+        nrm__node_deallocate(mr, mr->struct_nbytes);
+        mr = upstream;
+    }
+}
+
+void
+nrm__resource_for_each(void (*visit)(nrm_resource *mr, void *context), void *context)
+{
+    nrm_resource *previous = NULL;
+    nrm__lock_acquire(&resources_lock);
+    /* A retained resource stays in the list, so its link leads on after the visit. */
+    for (struct nrm__link *link = resources.next; link != &resources; link = link->next) {
+        nrm_resource *mr = NRM__CONTAINER(link, nrm_resource, all);
+        if (!nrm__resource_try_retain(mr))
+            continue;
+        nrm__lock_release(&resources_lock);
+        nrm_resource_release(previous);
+        visit(mr, context);
+        previous = mr;
+        nrm__lock_acquire(&resources_lock);
+    }
+    nrm__lock_release(&resources_lock);
+    nrm_resource_release(previous);
+}
+
+/* ---- properties ---- */
+
+const char *
+nrm_kind_name(nrm_kind kind)
+{
+    static const char *const names[] = {"host", "pinned", "managed", "device"};
+    return (unsigned)kind < sizeof names / sizeof *names ? names[kind] : "unknown";
+}
+
+bool
+nrm_kind_is_host_accessible(nrm_kind kind)
+{
+    return kind != NRM_KIND_DEVICE;
+}
+
+size_t
+nrm__kind_alignment(nrm_kind kind)
+{
+    return kind == NRM_KIND_HOST ? 64 : 256;
+}
+
+nrm_kind
+nrm_resource_kind(const nrm_resource *mr)
+{
+    return mr->kind;
+}
+
+int
+nrm_resource_device(const nrm_resource *mr)
+{
+    for (; mr != NULL; mr = mr->upstream) {
+        int device = atomic_load_explicit(&mr->device, memory_order_relaxed);
+        if (device != NRM_DEVICE_NONE)
+            return device;
+    }
+    return NRM_DEVICE_NONE;
+}
+
+nrm_resource *
+nrm_resource_upstream(const nrm_resource *mr)
+{
+    return mr->upstream;
+}
+
+const char *
+nrm_resource_class_name(const nrm_resource *mr)
+{
+    return mr->ops->class_name;
+}
+
+bool
+nrm_resource_calls_user_code(const nrm_resource *mr)
+{
+    return (mr->flags & NRM__OPS_USER_CODE) != 0;
+}
+
+void
+nrm__resource_set_name(nrm_resource *mr, const char *name)
+{
+    int none = 0;
+    if (!atomic_compare_exchange_strong(&mr->naming, &none, 1))
+        return;
+    snprintf(mr->name, sizeof mr->name, "%s", name);
+    atomic_store_explicit(&mr->naming, 2, memory_order_release);
+}
+
+void
+nrm_resource_name(const nrm_resource *mr, char *out, size_t size)
+{
+    bool named = atomic_load_explicit(&mr->naming, memory_order_acquire) == 2;
+    snprintf(out, size, "%s", named ? mr->name : "");
+}
+
+/* ---- fork ---- */
+
+static void
+each_for_fork(void (*call)(nrm_resource *mr))
+{
+    for (struct nrm__link *link = resources.next; link != &resources; link = link->next)
+        call(NRM__CONTAINER(link, nrm_resource, all));
+}
+
+static void
+prepare_one(nrm_resource *mr)
+{
+    if (mr->ops->fork_prepare != NULL)
+        mr->ops->fork_prepare(mr);
+}
+
+static void
+parent_one(nrm_resource *mr)
+{
+    if (mr->ops->fork_parent != NULL)
+        mr->ops->fork_parent(mr);
+}
+
+static void
+child_one(nrm_resource *mr)
+{
+    if (mr->ops->fork_child != NULL)
+        mr->ops->fork_child(mr);
+}
+
+static void
+fork_prepare_each(void)
+{
+    each_for_fork(prepare_one);
+}
+
+static void
+fork_parent_each(void)
+{
+    each_for_fork(parent_one);
+}
+
+static void
+fork_child_each(void)
+{
+    each_for_fork(child_one);
+}
+
+/* The list stays locked over the fork, so the same resources are seen on both sides. */
+static const struct nrm__fork_hook list_hook = {
+    .rank = NRM__RANK_RESOURCES,
+    .lock = &resources_lock,
+};
+
+static const struct nrm__fork_hook each_hook = {
+    .rank = NRM__RANK_POOL,
+    .prepare = fork_prepare_each,
+    .parent = fork_parent_each,
+    .child = fork_child_each,
+};
+
+__attribute__((constructor)) static void
+add_fork_hooks(void)
+{
+    nrm__fork_hook_add(&list_hook);
+    nrm__fork_hook_add(&each_hook);
+}

@@ -1,0 +1,608 @@
+/*
+ * Slabs: chunks of 64 KiB cut into equal cells.
+ *
+ * A cell is free, live, or claimed: neither, between the claim of the one thread that gives
+ * it back and its return to the free bits. Free bits belong to the lock of the class. Live
+ * bits are atomics, 32 to a word, with the generation of the slab in the other half of it:
+ * a claim is one compare and exchange, which fails for a cell that is not live any more and
+ * for one of a chunk that has left since it was found, even when its description serves
+ * another chunk now. For that a description stays with its class until the set dies, and
+ * whoever holds a found block holds a reference to the owner of the set.
+ *
+ * Cells are handed out from the lowest address up, so those above the high-water mark have
+ * never been used and read as zero when the chunk did. Slabs with room stand in a list, the
+ * empty ones at its end: cells are taken from slabs that are in use anyway, and an empty
+ * one stays empty until it is needed. A few of these are kept, the others go back at once.
+ */
+#include "core/slab.h"
+
+#include <stdint.h>
+
+#include "base/assert.h"
+#include "base/bits.h"
+#include "base/error.h"
+#include "core/nodes.h"
+
+#define UNIT NRM__SLAB_ALIGNMENT
+#define MAX_CELLS (NRM__SLAB_CHUNK / UNIT)
+#define LINEAR_CLASSES 8 /* of one to eight units */
+#define KEPT_EMPTY 4     /* slabs of a class */
+
+#define RECIPROCAL_BITS 20
+
+struct slab {
+    struct nrm__slab_class *class; /* for ever */
+    struct nrm__segment *segment;
+    struct nrm__block chunk;    /* for put_chunk */
+    struct nrm__link all;       /* in the class */
+    struct nrm__link available; /* in the class, while a cell is free */
+    struct slab *next_spare;    /* while it describes no chunk */
+    uint32_t generation;        /* counts the chunks it has described */
+    uint32_t n_free;
+    uint32_t first_free; /* no word of free bits before this one has a bit */
+    uint32_t high_water; /* cells from here on have never been handed out */
+    bool chunk_is_zero;  /* was, when it came */
+    uint64_t free[MAX_CELLS / 64];
+    atomic_uint_least64_t live[MAX_CELLS / 32]; /* generation, bits */
+    atomic_uint_least16_t sizes[];              /* as requested */
+};
+
+struct nrm__slab_class {
+    struct nrm__lock lock;
+    struct nrm__slabs *set;
+    size_t cell_nbytes;
+    uint32_t n_cells;
+    uint32_t reciprocal; /* of the cell, in units: exact for every offset in a chunk */
+    struct nrm__link all;
+    struct nrm__link available;
+    struct slab *spare;
+    size_t n_empty;
+};
+
+/* ---- classes ---- */
+
+static size_t
+class_index(size_t nbytes)
+{
+    size_t last = (nbytes - 1) / UNIT; /* units, counted from 0 */
+    if (last < LINEAR_CLASSES) {
+        return last;
+    }
+    unsigned log2 = 63 - (unsigned)__builtin_clzll(last);
+    return LINEAR_CLASSES + (log2 - 3) * 4 + (last >> (log2 - 2)) - 4;
+}
+
+static size_t
+class_nbytes(size_t index)
+{
+    if (index < LINEAR_CLASSES) {
+        return (index + 1) * UNIT;
+    }
+    index -= LINEAR_CLASSES;
+    return (5 + index % 4) * UNIT << (1 + index / 4);
+}
+
+static size_t
+slab_nbytes(const struct nrm__slab_class *class)
+{
+    return sizeof(struct slab) + class->n_cells * sizeof(atomic_uint_least16_t);
+}
+
+static struct nrm__slab_class *
+create_class(struct nrm__slabs *set, size_t index)
+{
+    struct nrm__slab_class *class = nrm__node_allocate(sizeof *class);
+    if (class == NULL) {
+        return NULL;
+    }
+    nrm__lock_init(&class->lock, NRM__RANK_SLAB);
+    class->set = set;
+    class->cell_nbytes = class_nbytes(index);
+    class->n_cells = (uint32_t)(NRM__SLAB_CHUNK / class->cell_nbytes);
+    class->reciprocal =
+        (uint32_t)(((size_t)1 << RECIPROCAL_BITS) / (class->cell_nbytes / UNIT) + 1);
+    nrm__list_init(&class->all);
+    nrm__list_init(&class->available);
+    return class;
+}
+
+static void
+destroy_class(struct nrm__slab_class *class)
+{
+    if (class == NULL) {
+        return;
+    }
+    NRM_ASSERT(nrm__list_is_empty(&class->all));
+    while (class->spare != NULL) {
+        struct slab *slab = class->spare;
+        class->spare = slab->next_spare;
+        nrm__node_deallocate(slab, slab_nbytes(class));
+    }
+    nrm__lock_finish(&class->lock);
+    nrm__node_deallocate(class, sizeof *class);
+}
+
+/* ---- cells ---- */
+
+static uint32_t
+cell_of(const struct nrm__slab_class *class, const void *ptr)
+{
+    uint32_t unit = (uint32_t)(((uintptr_t)ptr & (NRM__SLAB_CHUNK - 1)) / UNIT);
+    return unit * class->reciprocal >> RECIPROCAL_BITS;
+}
+
+static atomic_uint_least64_t *
+live_word(struct slab *slab, uint32_t cell)
+{
+    return &slab->live[cell / 32];
+}
+
+static uint64_t
+live_bit(uint32_t cell)
+{
+    return UINT64_C(1) << (cell % 32);
+}
+
+static bool
+is_empty(const struct slab *slab)
+{
+    return slab->n_free == slab->class->n_cells;
+}
+
+/* From now on look-ups find the cell. */
+static void
+set_live(struct slab *slab, uint32_t cell, size_t nbytes)
+{
+    atomic_store_explicit(&slab->sizes[cell], (uint_least16_t)nbytes,
+                          memory_order_relaxed);
+    atomic_fetch_or_explicit(live_word(slab, cell), live_bit(cell),
+                             memory_order_release);
+}
+
+static bool
+has_free_bit(const struct slab *slab, uint32_t cell)
+{
+    return (slab->free[cell / 64] >> (cell % 64) & 1) != 0;
+}
+
+/* Aborts unless the slab agrees with itself; always true. */
+static bool
+check_slab_locked(struct slab *slab)
+{
+    const struct nrm__slab_class *class = slab->class;
+    uint32_t n_free = 0;
+    for (uint32_t cell = 0; cell < class->n_cells; cell++) {
+        uint64_t word = atomic_load(live_word(slab, cell));
+        bool is_free = has_free_bit(slab, cell);
+        NRM_ASSERT(word >> 32 == slab->generation);
+        NRM_ASSERT(!is_free || (word & live_bit(cell)) == 0);
+        NRM_ASSERT(!is_free || cell / 64 >= slab->first_free);
+        NRM_ASSERT(is_free || cell < slab->high_water);
+        n_free += is_free;
+    }
+    NRM_ASSERT(n_free == slab->n_free);
+    NRM_ASSERT((n_free == 0) == nrm__list_is_empty(&slab->available));
+    NRM_ASSERT(slab->segment->start == (uintptr_t)slab->chunk.ptr);
+    NRM_ASSERT(nrm__is_aligned(slab->chunk.ptr, NRM__SLAB_CHUNK));
+    return true;
+}
+
+/* The lowest free cell, which is claimed from now on. */
+static uint32_t
+take_cell_locked(struct slab *slab, bool *out_is_zero)
+{
+    struct nrm__slab_class *class = slab->class;
+    uint32_t word = slab->first_free;
+    while (slab->free[word] == 0) {
+        word++;
+    }
+    uint32_t cell = word * 64 + (uint32_t)__builtin_ctzll(slab->free[word]);
+    class->n_empty -= is_empty(slab);
+    slab->free[word] &= slab->free[word] - 1;
+    slab->first_free = word;
+    if (--slab->n_free == 0) {
+        nrm__list_remove(&slab->available);
+    }
+    *out_is_zero = slab->chunk_is_zero && cell >= slab->high_water;
+    if (cell >= slab->high_water) {
+        slab->high_water = cell + 1;
+    }
+    return cell;
+}
+
+/* Takes a claimed cell back. Returns the slab when it shall leave, unlinked, or NULL. */
+static struct slab *
+put_cell_locked(struct slab *slab, uint32_t cell)
+{
+    struct nrm__slab_class *class = slab->class;
+    NRM_ASSERT(!has_free_bit(slab, cell));
+    slab->free[cell / 64] |= UINT64_C(1) << (cell % 64);
+    if (cell / 64 < slab->first_free) {
+        slab->first_free = cell / 64;
+    }
+    if (slab->n_free++ == 0) {
+        nrm__list_insert_after(&class->available, &slab->available);
+    }
+    NRM_SLOW_ASSERT(check_slab_locked(slab));
+    if (!is_empty(slab)) {
+        return NULL;
+    }
+    nrm__list_remove(&slab->available);
+    if (class->n_empty == KEPT_EMPTY) {
+        nrm__list_remove(&slab->all);
+        return slab;
+    }
+    nrm__list_append(&class->available, &slab->available);
+    class->n_empty++;
+    return NULL;
+}
+
+/* ---- slabs ---- */
+
+static struct slab *
+take_spare(struct nrm__slab_class *class)
+{
+    nrm__lock_acquire(&class->lock);
+    struct slab *slab = class->spare;
+    if (slab != NULL) {
+        class->spare = slab->next_spare;
+    }
+    nrm__lock_release(&class->lock);
+    if (slab == NULL) {
+        slab = nrm__node_allocate(slab_nbytes(class));
+        if (slab != NULL) {
+            slab->class = class;
+        }
+    }
+    return slab;
+}
+
+static void
+put_spare(struct nrm__slab_class *class, struct slab *slab)
+{
+    nrm__lock_acquire(&class->lock);
+    slab->next_spare = class->spare;
+    class->spare = slab;
+    nrm__lock_release(&class->lock);
+}
+
+/* Makes the description that of an empty slab, in no list. */
+static void
+describe(struct slab *slab, const struct nrm__block *chunk,
+         struct nrm__segment *segment)
+{
+    const struct nrm__slab_class *class = slab->class;
+    slab->segment = segment;
+    slab->chunk = *chunk;
+    slab->chunk_is_zero = (chunk->flags & NRM__BLOCK_IS_ZERO) != 0;
+    slab->generation++;
+    slab->n_free = class->n_cells;
+    slab->first_free = 0;
+    slab->high_water = 0;
+    nrm__list_init(&slab->all);
+    nrm__list_init(&slab->available);
+    for (uint32_t cell = 0; cell < class->n_cells; cell++) {
+        slab->free[cell / 64] |= UINT64_C(1) << (cell % 64);
+    }
+    for (uint32_t cell = 0; cell < class->n_cells; cell += 32) {
+        atomic_store_explicit(live_word(slab, cell), (uint64_t)slab->generation << 32,
+                              memory_order_relaxed);
+    }
+    segment->upstream = *chunk;
+    segment->extra = (char *)slab + 1; /* the mark of a slab's segment */
+}
+
+static nrm_status
+create_slab(struct nrm__slab_class *class, struct slab **out)
+{
+    struct nrm__slabs *set = class->set;
+    struct nrm__block chunk = {0};
+    struct nrm__segment *segment;
+    struct slab *slab = take_spare(class);
+    nrm_status status;
+    if (slab == NULL) {
+        return nrm__error(NRM_OUT_OF_MEMORY, "no memory to describe a slab");
+    }
+    status = set->get_chunk(set->owner, &chunk);
+    if (status != NRM_OK) {
+        goto fail_chunk;
+    }
+    NRM_DEBUG_ASSERT(nrm__is_aligned(chunk.ptr, NRM__SLAB_CHUNK));
+    status = nrm__segment_create(set->owner, chunk.ptr, NRM__SLAB_CHUNK, &segment);
+    if (status != NRM_OK) {
+        goto fail_segment;
+    }
+    describe(slab, &chunk, segment);
+    status = nrm__block_map_add_segment(segment);
+    if (status != NRM_OK) {
+        goto fail_map;
+    }
+    atomic_fetch_add_explicit(&set->reserved_nbytes, NRM__SLAB_CHUNK,
+                              memory_order_relaxed);
+    *out = slab;
+    return NRM_OK;
+
+fail_map:
+    nrm__segment_destroy(segment);
+fail_segment:
+    set->put_chunk(set->owner, &chunk);
+fail_chunk:
+    put_spare(class, slab);
+    return status;
+}
+
+/* `slab` is empty and in no list. */
+static void
+destroy_slab(struct slab *slab)
+{
+    struct nrm__slab_class *class = slab->class;
+    struct nrm__slabs *set = class->set;
+    struct nrm__block chunk = slab->chunk;
+    chunk.flags &= ~(unsigned)NRM__BLOCK_IS_ZERO; /* cells of it were in use */
+    nrm__block_map_remove_segment(slab->segment);
+    nrm__segment_destroy(slab->segment);
+    put_spare(class, slab);
+    atomic_fetch_sub_explicit(&set->reserved_nbytes, NRM__SLAB_CHUNK,
+                              memory_order_relaxed);
+    set->put_chunk(set->owner, &chunk);
+}
+
+static struct slab *
+first_available_locked(struct nrm__slab_class *class)
+{
+    if (nrm__list_is_empty(&class->available)) {
+        return NULL;
+    }
+    return NRM__CONTAINER(class->available.next, struct slab, available);
+}
+
+/* An empty slab, unlinked, or NULL: they are the last of those available. */
+static struct slab *
+take_empty_locked(struct nrm__slab_class *class)
+{
+    if (class->n_empty == 0) {
+        return NULL;
+    }
+    struct slab *slab =
+        NRM__CONTAINER(class->available.previous, struct slab, available);
+    NRM_ASSERT(is_empty(slab));
+    nrm__list_remove(&slab->available);
+    nrm__list_remove(&slab->all);
+    class->n_empty--;
+    return slab;
+}
+
+/* ---- the set ---- */
+
+nrm_status
+nrm__slabs_init(struct nrm__slabs *slabs, nrm_resource *owner,
+                nrm_status (*get_chunk)(nrm_resource *, struct nrm__block *),
+                void (*put_chunk)(nrm_resource *, const struct nrm__block *))
+{
+    slabs->owner = owner;
+    slabs->get_chunk = get_chunk;
+    slabs->put_chunk = put_chunk;
+    atomic_init(&slabs->reserved_nbytes, 0);
+    for (size_t i = 0; i < NRM__SLAB_N_CLASSES; i++) {
+        slabs->classes[i] = create_class(slabs, i);
+        if (slabs->classes[i] == NULL) {
+            while (i-- > 0) {
+                destroy_class(slabs->classes[i]);
+            }
+            return nrm__error(NRM_OUT_OF_MEMORY,
+                              "no memory for the slabs of a resource");
+        }
+    }
+    return NRM_OK;
+}
+
+void
+nrm__slabs_finish(struct nrm__slabs *slabs)
+{
+    size_t nbytes = 0;
+    nrm__slabs_trim(slabs, 0, &nbytes);
+    for (size_t i = 0; i < NRM__SLAB_N_CLASSES; i++) {
+        destroy_class(slabs->classes[i]);
+    }
+    NRM_ASSERT(atomic_load(&slabs->reserved_nbytes) == 0);
+}
+
+bool
+nrm__slabs_takes(size_t nbytes, size_t alignment)
+{
+    return nbytes <= NRM__SLAB_MAX && alignment <= NRM__SLAB_ALIGNMENT;
+}
+
+static void
+fill_block(struct slab *slab, uint32_t cell, size_t nbytes, unsigned flags,
+           struct nrm__block *out)
+{
+    const struct nrm__slab_class *class = slab->class;
+    out->ptr = (void *)(slab->segment->start + cell * class->cell_nbytes);
+    out->nbytes = nbytes;
+    out->capacity = class->cell_nbytes;
+    out->record = slab;
+    out->tag = slab->generation;
+    out->flags = flags;
+}
+
+nrm_status
+nrm__slabs_allocate(struct nrm__slabs *slabs, size_t nbytes, struct nrm__block *out)
+{
+    struct nrm__slab_class *class = slabs->classes[class_index(nbytes)];
+    uint32_t cell = 0;
+    bool is_zero = false;
+    nrm__lock_acquire(&class->lock);
+    struct slab *slab = first_available_locked(class);
+    if (slab != NULL) {
+        cell = take_cell_locked(slab, &is_zero);
+    }
+    nrm__lock_release(&class->lock);
+    if (slab == NULL) {
+        NRM_TRY(create_slab(class, &slab));
+        nrm__lock_acquire(&class->lock);
+        nrm__list_append(&class->all, &slab->all);
+        nrm__list_insert_after(&class->available, &slab->available);
+        class->n_empty++;
+        cell = take_cell_locked(slab, &is_zero);
+        nrm__lock_release(&class->lock);
+    }
+    fill_block(slab, cell, nbytes, is_zero ? NRM__BLOCK_IS_ZERO : 0, out);
+    out->segment = slab->segment;
+    set_live(slab, cell, nbytes);
+    return NRM_OK;
+}
+
+void
+nrm__slabs_deallocate(struct nrm__slabs *slabs, const struct nrm__block *block)
+{
+    struct slab *slab = block->record;
+    struct nrm__slab_class *class = slab->class;
+    NRM_DEBUG_ASSERT(class->set == slabs && block->tag == slab->generation);
+    nrm__lock_acquire(&class->lock);
+    struct slab *leaving = put_cell_locked(slab, cell_of(class, block->ptr));
+    nrm__lock_release(&class->lock);
+    if (leaving != NULL) {
+        destroy_slab(leaving);
+    }
+}
+
+/* ---- the ops of segments ---- */
+
+bool
+nrm__segment_is_slab(const struct nrm__segment *segment)
+{
+    return ((uintptr_t)segment->extra & 1) != 0;
+}
+
+bool
+nrm__slabs_find(struct nrm__segment *segment, const void *ptr, struct nrm__block *out)
+{
+    struct slab *slab = (struct slab *)(void *)((char *)segment->extra - 1);
+    uint32_t cell = cell_of(slab->class, ptr);
+    if (cell >= slab->class->n_cells) {
+        return false; /* behind the last cell */
+    }
+    uint64_t word = atomic_load_explicit(live_word(slab, cell), memory_order_acquire);
+    if ((word & live_bit(cell)) == 0) {
+        return false;
+    }
+    fill_block(slab, cell,
+               atomic_load_explicit(&slab->sizes[cell], memory_order_relaxed), 0, out);
+    return true;
+}
+
+bool
+nrm__slabs_claim(struct nrm__block *block)
+{
+    struct slab *slab = block->record;
+    uint32_t cell = cell_of(slab->class, block->ptr);
+    atomic_uint_least64_t *word = live_word(slab, cell);
+    uint64_t seen = atomic_load_explicit(word, memory_order_relaxed);
+    do {
+        if (seen >> 32 != block->tag || (seen & live_bit(cell)) == 0) {
+            return false;
+        }
+    } while (!atomic_compare_exchange_weak_explicit(word, &seen, seen & ~live_bit(cell),
+                                                    memory_order_acq_rel,
+                                                    memory_order_relaxed));
+    /* It may have been resized since it was found. */
+    block->nbytes = atomic_load_explicit(&slab->sizes[cell], memory_order_relaxed);
+    return true;
+}
+
+void
+nrm__slabs_unclaim(const struct nrm__block *block)
+{
+    struct slab *slab = block->record;
+    NRM_DEBUG_ASSERT(block->nbytes <= slab->class->cell_nbytes);
+    set_live(slab, cell_of(slab->class, block->ptr), block->nbytes);
+}
+
+/* ---- looking after the set ---- */
+
+void
+nrm__slabs_trim(struct nrm__slabs *slabs, size_t keep_nbytes, size_t *out_nbytes)
+{
+    size_t n_kept = keep_nbytes / NRM__SLAB_CHUNK;
+    for (size_t i = 0; i < NRM__SLAB_N_CLASSES; i++) {
+        struct nrm__slab_class *class = slabs->classes[i];
+        for (;;) {
+            struct slab *slab = NULL;
+            nrm__lock_acquire(&class->lock);
+            if (class->n_empty > n_kept) {
+                slab = take_empty_locked(class);
+            }
+            else {
+                n_kept -= class->n_empty;
+            }
+            nrm__lock_release(&class->lock);
+            if (slab == NULL) {
+                break;
+            }
+            destroy_slab(slab);
+            *out_nbytes += NRM__SLAB_CHUNK;
+        }
+    }
+}
+
+static void
+check_class_locked(struct nrm__slab_class *class)
+{
+    size_t n_available = 0;
+    size_t n_empty = 0;
+    for (struct nrm__link *link = class->all.next; link != &class->all;
+         link = link->next) {
+        struct slab *slab = NRM__CONTAINER(link, struct slab, all);
+        NRM_ASSERT(slab->class == class);
+        check_slab_locked(slab);
+        n_available += slab->n_free != 0;
+        n_empty += is_empty(slab);
+    }
+    NRM_ASSERT(n_empty == class->n_empty && n_empty <= KEPT_EMPTY);
+    bool was_empty = false;
+    for (struct nrm__link *link = class->available.next; link != &class->available;
+         link = link->next) {
+        struct slab *slab = NRM__CONTAINER(link, struct slab, available);
+        NRM_ASSERT(is_empty(slab) || !was_empty);
+        was_empty = is_empty(slab);
+        n_available--;
+    }
+    NRM_ASSERT(n_available == 0);
+}
+
+void
+nrm__slabs_check(struct nrm__slabs *slabs)
+{
+    for (size_t i = 0; i < NRM__SLAB_N_CLASSES; i++) {
+        nrm__lock_acquire(&slabs->classes[i]->lock);
+        check_class_locked(slabs->classes[i]);
+        nrm__lock_release(&slabs->classes[i]->lock);
+    }
+}
+
+/* ---- fork ---- */
+
+void
+nrm__slabs_fork_prepare(struct nrm__slabs *slabs)
+{
+    for (size_t i = 0; i < NRM__SLAB_N_CLASSES; i++) {
+        nrm__lock_fork_prepare(&slabs->classes[i]->lock);
+    }
+}
+
+void
+nrm__slabs_fork_parent(struct nrm__slabs *slabs)
+{
+    for (size_t i = 0; i < NRM__SLAB_N_CLASSES; i++) {
+        nrm__lock_fork_parent(&slabs->classes[i]->lock);
+    }
+}
+
+void
+nrm__slabs_fork_child(struct nrm__slabs *slabs)
+{
+    for (size_t i = 0; i < NRM__SLAB_N_CLASSES; i++) {
+        nrm__lock_fork_child(&slabs->classes[i]->lock);
+    }
+}

@@ -1,0 +1,504 @@
+/*
+ * Context epochs and the retired list. uses.h says what they are for.
+ *
+ * `open_number` is the number of the open epoch. Whoever closes it makes the next number
+ * visible first and records then, so a block stamped with the old number was given back
+ * before the record, and with it everything submitted before. A block stamped with the
+ * new number may have been given back before the record too; it waits for a later one.
+ * Blocks are governed by their stamps alone: lists are only where they are kept.
+ *
+ * A slot holds a closed epoch until it is done. It becomes visible to queries after its
+ * last record, and what a query finds is stored under the number it was made for, never
+ * under the slot, which may be in use again by then.
+ */
+#include "core/uses.h"
+
+#include <inttypes.h>
+
+#include "base/assert.h"
+#include "base/bits.h"
+#include "base/error.h"
+#include "base/lock.h"
+#include "core/background.h"
+#include "core/block_map.h"
+#include "core/hooks.h"
+#include "core/nodes.h"
+#include "cuda/event.h"
+#include "os/fork.h"
+#include "os/system.h"
+
+#define MAX_PENDING 8
+#define POLL_FIRST_NS UINT64_C(20000) /* between two looks; doubled up to ... */
+#define POLL_LAST_NS UINT64_C(500000)
+
+enum slot_state { SLOT_FREE, SLOT_CLOSING, SLOT_RECORDED, SLOT_QUERIED };
+
+struct slot {
+    enum slot_state state;
+    uint64_t number;
+    int n_events;
+    struct nrm__cuda_event events[NRM__MAX_DEVICES];
+};
+
+static atomic_uint_least64_t open_number = 1, done_number, recorded_number;
+static atomic_uint_least64_t muted_number; /* oldest epoch of a wait that ran out */
+static atomic_uint_least64_t lost_generations; /* + 1; 0: no device was lost */
+static atomic_uint_least64_t n_closed, n_records, n_waits, n_polls;
+
+static struct nrm__lock epochs_lock = NRM__LOCK_INIT(NRM__RANK_EPOCHS);
+static struct slot slots[MAX_PENDING];
+
+static struct nrm__lock retired_lock = NRM__LOCK_INIT(NRM__RANK_RETIRED);
+static struct nrm__link retired = {&retired, &retired};
+static atomic_size_t n_retired;
+
+/* ---- stamps ---- */
+
+uint64_t
+nrm__epoch_stamp(void)
+{
+    /* The program's submissions come before the read: where submitting and recording do
+       not meet in a lock of the driver, only this fence says so. */
+    atomic_thread_fence(memory_order_seq_cst);
+    return atomic_load(&open_number);
+}
+
+bool
+nrm__epoch_is_done(uint64_t stamp)
+{
+    return stamp <= atomic_load_explicit(&done_number, memory_order_acquire);
+}
+
+uint64_t
+nrm__epoch_newest_recorded(void)
+{
+    return atomic_load_explicit(&recorded_number, memory_order_acquire);
+}
+
+static void
+raise_to(atomic_uint_least64_t *number, uint64_t value)
+{
+    uint64_t seen = atomic_load(number);
+    while (seen < value && !atomic_compare_exchange_weak(number, &seen, value))
+        ;
+}
+
+/* ---- a lost device ---- */
+
+bool
+nrm__epoch_is_lost(void)
+{
+    uint64_t lost = atomic_load_explicit(&lost_generations, memory_order_acquire);
+    return lost != 0 && lost - 1 == nrm__cuda_generations();
+}
+
+static void
+note_lost(void)
+{
+    atomic_store(&lost_generations, nrm__cuda_generations() + 1);
+    nrm__warning_post(NRM__WARN_DEVICE_LOST,
+                      "the CUDA device reports an error that it cannot recover from (%s); "
+                      "page-locked memory that the GPU may still use is not reused, and "
+                      "handlers give out ordinary host memory until the context is reset",
+                      nrm_last_error()->native_name);
+}
+
+/* ---- closing ---- */
+
+static struct slot *
+take_slot(void)
+{
+    struct slot *taken = NULL;
+    nrm__lock_acquire(&epochs_lock);
+    for (int i = 0; i < MAX_PENDING && taken == NULL; i++) {
+        if (slots[i].state == SLOT_FREE)
+            taken = &slots[i];
+    }
+    if (taken != NULL)
+        taken->state = SLOT_CLOSING;
+    nrm__lock_release(&epochs_lock);
+    return taken;
+}
+
+static void
+drop_events(struct slot *slot)
+{
+    for (int i = 0; i < slot->n_events; i++)
+        nrm__cuda_event_recycle(&slot->events[i]);
+    slot->n_events = 0;
+}
+
+static void
+set_state(struct slot *slot, enum slot_state state)
+{
+    nrm__lock_acquire(&epochs_lock);
+    slot->state = state;
+    nrm__lock_release(&epochs_lock);
+}
+
+static void
+warn_capture(int device)
+{
+    nrm__warning_post(
+        NRM__WARN_CAPTURE,
+        "a CUDA stream capture on device %d was invalidated, because page-locked memory was "
+        "allocated while it was in progress; no more events are recorded on that device and "
+        "freed page-locked memory is not reused. Make page-locked arrays before the capture "
+        "begins, or use numpy_rmm.use_handler(\"host\") inside it",
+        device);
+}
+
+/* One record on each device whose primary context is active, asked after the number was
+   published. False when one of them could not be recorded. */
+static bool
+record_all(struct slot *slot)
+{
+    int devices[NRM__MAX_DEVICES];
+    int n_devices = nrm__cuda_active_devices(devices);
+    for (int i = 0; i < n_devices; i++) {
+        struct nrm__cuda_event event;
+        switch (nrm__cuda_record(devices[i], &event)) {
+        case NRM__RECORDED:
+            atomic_fetch_add_explicit(&n_records, 1, memory_order_relaxed);
+            if (event.handle != NULL)
+                slot->events[slot->n_events++] = event;
+            break;
+        case NRM__RECORD_IDLE:
+            break;
+        case NRM__RECORD_INVALIDATED:
+            warn_capture(devices[i]);
+            return false;
+        case NRM__RECORD_CAPTURE:
+            return false;
+        case NRM__RECORD_LOST:
+            note_lost();
+            return false;
+        }
+    }
+    return true;
+}
+
+bool
+nrm__epoch_close(void)
+{
+    if (nrm__is_exiting() || nrm__cuda_is_forked() || nrm__epoch_is_lost())
+        return false;
+    struct slot *slot = take_slot();
+    if (slot == NULL)
+        return false;
+    void *token = nrm__detach();
+    uint64_t number = atomic_fetch_add(&open_number, 1);
+    slot->number = number;
+    slot->n_events = 0;
+    /* Without a driver in this process nothing of the pools' can be in use. */
+    bool recorded = nrm__cuda_driver() == NULL || record_all(slot);
+    if (recorded) {
+        atomic_fetch_add_explicit(&n_closed, 1, memory_order_relaxed);
+        raise_to(&recorded_number, number);
+        if (slot->n_events == 0)
+            raise_to(&done_number, number);
+    }
+    else {
+        /* The number was published without a record: a later epoch covers its blocks. */
+        drop_events(slot);
+    }
+    set_state(slot, slot->n_events != 0 ? SLOT_RECORDED : SLOT_FREE);
+    nrm__attach(token);
+    if (recorded)
+        (void)nrm__epoch_poll();
+    return recorded;
+}
+
+/* ---- asking ---- */
+
+/* The oldest recorded epoch that nobody is asking about, marked as asked about. */
+static struct slot *
+take_oldest(void)
+{
+    struct slot *oldest = NULL;
+    nrm__lock_acquire(&epochs_lock);
+    for (int i = 0; i < MAX_PENDING; i++) {
+        if (slots[i].state == SLOT_RECORDED &&
+            (oldest == NULL || slots[i].number < oldest->number))
+            oldest = &slots[i];
+    }
+    if (oldest != NULL)
+        oldest->state = SLOT_QUERIED;
+    nrm__lock_release(&epochs_lock);
+    return oldest;
+}
+
+/* Drops the events that are done; true when none is left. */
+static bool
+query(struct slot *slot)
+{
+    while (slot->n_events > 0) {
+        struct nrm__cuda_event *last = &slot->events[slot->n_events - 1];
+        nrm_status status = nrm__cuda_event_query(last);
+        if (status == NRM_DEVICE_LOST)
+            note_lost();
+        if (status != NRM_OK)
+            return false;
+        nrm__cuda_event_recycle(last);
+        slot->n_events--;
+    }
+    return true;
+}
+
+bool
+nrm__epoch_poll(void)
+{
+    bool more = false;
+    struct slot *slot;
+    if (nrm__is_exiting() || nrm__cuda_is_forked() || nrm__epoch_is_lost())
+        return false;
+    atomic_fetch_add_explicit(&n_polls, 1, memory_order_relaxed);
+    while ((slot = take_oldest()) != NULL) {
+        bool covered = nrm__epoch_is_done(slot->number);
+        if (covered)
+            drop_events(slot);
+        else if (!query(slot)) {
+            set_state(slot, SLOT_RECORDED);
+            break;
+        }
+        raise_to(&done_number, slot->number);
+        set_state(slot, SLOT_FREE);
+        more = more || !covered;
+    }
+    return more;
+}
+
+/* 0: none is pending. */
+static uint64_t
+oldest_pending(void)
+{
+    uint64_t oldest = 0;
+    nrm__lock_acquire(&epochs_lock);
+    for (int i = 0; i < MAX_PENDING; i++) {
+        if (slots[i].state >= SLOT_RECORDED && (oldest == 0 || slots[i].number < oldest))
+            oldest = slots[i].number;
+    }
+    nrm__lock_release(&epochs_lock);
+    return oldest;
+}
+
+bool
+nrm__epoch_wait(uint64_t limit_ns)
+{
+    uint64_t before = atomic_load(&done_number);
+    uint64_t oldest = oldest_pending();
+    if (nrm__epoch_poll() || atomic_load(&done_number) != before)
+        return true;
+    if (oldest == 0 || limit_ns == 0)
+        return false;
+    if (limit_ns != UINT64_MAX && atomic_load(&muted_number) == oldest)
+        return false;
+    if (nrm__is_exiting() || nrm__cuda_is_forked())
+        return false;
+    atomic_fetch_add_explicit(&n_waits, 1, memory_order_relaxed);
+    uint64_t start = nrm__clock_ns(), pause = POLL_FIRST_NS;
+    bool more = false;
+    void *token = nrm__detach();
+    while (!more && !nrm__epoch_is_lost() && !nrm__is_exiting() &&
+           nrm__clock_ns() - start < limit_ns) {
+        nrm__sleep_ns(pause);
+        pause = pause < POLL_LAST_NS ? 2 * pause : pause;
+        more = nrm__epoch_poll() || atomic_load(&done_number) != before;
+    }
+    if (!more)
+        atomic_store(&muted_number, oldest);
+    nrm__attach(token);
+    return more;
+}
+
+void
+nrm__epoch_forget_contexts(void)
+{
+    struct slot *slot;
+    uint64_t number = atomic_fetch_add(&open_number, 1);
+    while ((slot = take_oldest()) != NULL) {
+        drop_events(slot);
+        set_state(slot, SLOT_FREE);
+    }
+    raise_to(&recorded_number, number);
+    raise_to(&done_number, number);
+    atomic_store(&lost_generations, 0);
+}
+
+/* ---- the retired list ---- */
+
+/* The entry of the block in the ordered table, or a new one for a block of a segment. */
+static struct nrm__entry *
+entry_for(const struct nrm__block *block)
+{
+    if (block->segment == NULL)
+        return block->record;
+    return nrm__node_allocate(sizeof(struct nrm__entry));
+}
+
+void
+nrm__retire(const struct nrm__block *block, uint64_t stamp)
+{
+    struct nrm__entry *entry = entry_for(block);
+    if (entry == NULL) {
+        /* No memory for a list node: better lost than handed out too early. */
+        nrm__lost_error_note(&(nrm_error){
+            .status = NRM_OUT_OF_MEMORY,
+            .message = "a freed block was lost: no memory to note that the GPU may use it",
+            .requested_nbytes = block->nbytes,
+        });
+        return;
+    }
+    nrm_resource_retain(block->owner);
+    entry->block = *block;
+    entry->stamp = stamp;
+    nrm__lock_acquire(&retired_lock);
+    nrm__list_append(&retired, &entry->link);
+    nrm__lock_release(&retired_lock);
+    atomic_fetch_add(&n_retired, 1);
+    nrm__background_wake();
+}
+
+size_t
+nrm__retired_nbytes(const nrm_resource *owner)
+{
+    size_t nbytes = 0;
+    nrm__lock_acquire(&retired_lock);
+    for (struct nrm__link *link = retired.next; link != &retired; link = link->next) {
+        struct nrm__entry *entry = NRM__CONTAINER(link, struct nrm__entry, link);
+        if (owner == NULL || entry->block.owner == owner)
+            nbytes += entry->block.capacity;
+    }
+    nrm__lock_release(&retired_lock);
+    return nbytes;
+}
+
+/* Moves what is done to `ready`; the newest stamp of what is left, 0: nothing is. The
+   GPU knows nothing of the pages of a forked child: there, everything is done. */
+static uint64_t
+take_ready(struct nrm__link *ready)
+{
+    bool forked = nrm__cuda_is_forked();
+    uint64_t newest = 0;
+    struct nrm__link *next;
+    nrm__list_init(ready);
+    nrm__lock_acquire(&retired_lock);
+    for (struct nrm__link *link = retired.next; link != &retired; link = next) {
+        struct nrm__entry *entry = NRM__CONTAINER(link, struct nrm__entry, link);
+        next = link->next;
+        if (forked || nrm__epoch_is_done(entry->stamp)) {
+            nrm__list_remove(link);
+            nrm__list_append(ready, link);
+        }
+        else if (entry->stamp > newest) {
+            newest = entry->stamp;
+        }
+    }
+    nrm__lock_release(&retired_lock);
+    return newest;
+}
+
+static size_t
+release_one(struct nrm__entry *entry)
+{
+    struct nrm__block block = entry->block;
+    size_t nbytes = block.capacity;
+    nrm_resource *owner = block.owner;
+    if (owner->ops->release_block != NULL)
+        owner->ops->release_block(owner, &block);
+    else
+        owner->ops->deallocate(owner, &block, NULL);
+    nrm__entry_destroy(entry);
+    nrm_resource_release(owner);
+    atomic_fetch_sub_explicit(&n_retired, 1, memory_order_release);
+    return nbytes;
+}
+
+static size_t
+release_all(struct nrm__link *ready)
+{
+    size_t nbytes = 0;
+    if (nrm__list_is_empty(ready))
+        return 0;
+    void *token = nrm__detach();
+    while (!nrm__list_is_empty(ready)) {
+        struct nrm__link *link = ready->next;
+        nrm__list_remove(link);
+        nbytes += release_one(NRM__CONTAINER(link, struct nrm__entry, link));
+    }
+    nrm__attach(token);
+    return nbytes;
+}
+
+size_t
+nrm__retired_release_done(void)
+{
+    struct nrm__link ready;
+    if (nrm__is_exiting() || nrm__retired_is_empty())
+        return 0;
+    (void)nrm__epoch_poll();
+    (void)take_ready(&ready);
+    return release_all(&ready);
+}
+
+size_t
+nrm__retired_drain(uint64_t limit_ns)
+{
+    struct nrm__link ready;
+    if (nrm__is_exiting() || nrm__retired_is_empty())
+        return 0;
+    (void)nrm__epoch_poll();
+    uint64_t newest = take_ready(&ready);
+    size_t nbytes = release_all(&ready);
+    if (newest > nrm__epoch_newest_recorded())
+        (void)nrm__epoch_close();
+    while (newest != 0) {
+        newest = take_ready(&ready);
+        nbytes += release_all(&ready);
+        if (newest == 0 || !nrm__epoch_wait(limit_ns))
+            break;
+    }
+    return nbytes;
+}
+
+bool
+nrm__retired_is_empty(void)
+{
+    return atomic_load(&n_retired) == 0;
+}
+
+/* ---- counts and fork ---- */
+
+void
+nrm__epoch_counts(struct nrm__epoch_counts *out)
+{
+    *out = (struct nrm__epoch_counts){
+        .open = atomic_load(&open_number),
+        .done = atomic_load(&done_number),
+        .closed = atomic_load(&n_closed),
+        .records = atomic_load(&n_records),
+        .waits = atomic_load(&n_waits),
+        .polls = atomic_load(&n_polls),
+    };
+    nrm__lock_acquire(&epochs_lock);
+    for (int i = 0; i < MAX_PENDING; i++)
+        out->pending += slots[i].state != SLOT_FREE;
+    nrm__lock_release(&epochs_lock);
+}
+
+static const struct nrm__fork_hook epochs_hook = {
+    .rank = NRM__RANK_EPOCHS,
+    .lock = &epochs_lock,
+};
+
+static const struct nrm__fork_hook retired_hook = {
+    .rank = NRM__RANK_RETIRED,
+    .lock = &retired_lock,
+};
+
+__attribute__((constructor)) static void
+add_fork_hooks(void)
+{
+    nrm__fork_hook_add(&epochs_hook);
+    nrm__fork_hook_add(&retired_hook);
+}

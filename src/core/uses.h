@@ -1,0 +1,71 @@
+/*
+ * Safe reuse of host-accessible memory that the GPU may still touch.
+ *
+ * A block that is given back is stamped with the number of the open epoch. Closing an
+ * epoch makes the next number visible and then records one event in each active context:
+ * when these are done, so is everything that was submitted before the stamp was read. A
+ * block may be handed out, unmapped or unregistered when the epoch of its stamp, or a
+ * later one, is done. Giving back never calls the driver; an allocation that needs memory
+ * closes epochs, detached from the interpreter.
+ */
+#ifndef NRM_CORE_USES_H
+#define NRM_CORE_USES_H
+
+#include "core/ops.h"
+
+/* The stamp of a block that is given back now. Never 0; 0 is the stamp of memory that
+   no GPU has seen, always done. */
+uint64_t nrm__epoch_stamp(void);
+
+/* One atomic load. */
+bool nrm__epoch_is_done(uint64_t stamp);
+
+/* The newest number whose events are all recorded. A parked block with a later stamp
+   waits for an epoch that nobody has closed yet. */
+uint64_t nrm__epoch_newest_recorded(void);
+
+/* Asks the driver about the pending epochs (cuEventQuery only: allowed while attached).
+   True when more is done than before the call. */
+bool nrm__epoch_poll(void);
+
+/* Closes the open epoch, detached; polls once. True when an epoch was closed: false when
+   too many are pending, a capture forbids a record, or the device is lost. */
+bool nrm__epoch_close(void);
+
+/* Waits, detached and polling, until more epochs are done than before, at most
+   `limit_ns` (UINT64_MAX: as long as it takes), and not at all for an epoch that such a
+   wait has run out on before. True when more is done. */
+bool nrm__epoch_wait(uint64_t limit_ns);
+
+/* True when a sticky error was seen: parked memory is then never handed out. */
+bool nrm__epoch_is_lost(void);
+
+/* ---- memory that waits to be given back for good ---- */
+
+/* Hands a claimed block to the retired list: owner->ops->release_block runs when its
+   epoch is done, from a later allocation, trim or the background thread. */
+void nrm__retire(const struct nrm__block *block, uint64_t stamp);
+
+/* Releases what is done, after closing an epoch if that is needed and nothing waits for
+   it yet. Called by allocations that touch the driver anyway, by trim and by the
+   background thread. With `limit_ns` waits as nrm__epoch_wait does. Returns bytes. */
+size_t nrm__retired_drain(uint64_t limit_ns);
+
+/* Releases what is done; asks the driver, but closes no epoch. Returns bytes. */
+size_t nrm__retired_release_done(void);
+
+bool nrm__retired_is_empty(void);
+
+/* Bytes on the retired list: of one owner, or of all (NULL). */
+size_t nrm__retired_nbytes(const nrm_resource *owner);
+
+/* Every context is gone (driver exchanged): all stamps so far are done, events dropped. */
+void nrm__epoch_forget_contexts(void);
+
+struct nrm__epoch_counts {
+    uint64_t open, done, closed, records, waits, polls;
+    unsigned pending;
+};
+void nrm__epoch_counts(struct nrm__epoch_counts *out);
+
+#endif

@@ -1,0 +1,786 @@
+/*
+ * PoolMemoryResource: takes segments from its upstream and hands them out in blocks.
+ *
+ * Every block, live or free, has a description outside the memory: a node in a tree by
+ * address (which answers interior look-ups), linked to its neighbours in the segment (so
+ * that free ones merge; never across segments, as a copy across two registrations fails).
+ * Free blocks stand in bins by size class; an allocation takes the first block of the
+ * smallest class that surely fits, and only when there is none looks through its own.
+ *
+ * Memory that a GPU may touch is not free when it is given back. It is parked with the
+ * stamp of its epoch (core/uses.h), keeps its borders, and becomes free when that epoch is
+ * done. An allocation that needs memory closes epochs, and waits for a bounded time when
+ * the program runs ahead of the GPU. Small host blocks come from slabs, whose chunks are
+ * blocks of the pool.
+ *
+ * One lock guards all of it. It is never held while the upstream, the driver or the
+ * epochs are asked.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/assert.h"
+#include "base/bits.h"
+#include "base/error.h"
+#include "core/hooks.h"
+#include "core/nodes.h"
+#include "core/slab.h"
+#include "core/uses.h"
+#include "cuda/context.h"
+#include "nrm/options.h"
+#include "nrm/pools.h"
+#include "os/memory.h"
+#include "os/system.h"
+#include "pools/pool.h"
+#include "pools/pool_internal.h"
+
+#define FIRST_SEGMENT_NBYTES (8 * NRM__MIB)
+#define WAIT_MIN_NBYTES NRM__MIB /* requests of fewer bytes never wait for the GPU */
+#define PARKED_BLOCKS 4          /* parked blocks of the size asked that are let be */
+#define SLACK_SHIFT 3            /* a block that moves to grow gets an eighth more */
+#define SLACK_MIN_NBYTES (4 * NRM__KIB)
+
+static const struct nrm__ops pool_ops;
+
+static struct nrm__pool *
+pool_from(nrm_resource *mr)
+{
+    NRM_ASSERT(mr->ops == &pool_ops);
+    return (struct nrm__pool *)mr;
+}
+
+/* ---- segments ---- */
+
+static struct nrm__pool_block *
+block_for_segment(struct nrm__segment *segment, bool is_zero)
+{
+    struct nrm__pool_block *block = nrm__node_allocate(sizeof *block);
+    if (block == NULL)
+        return NULL;
+    block->node.start = segment->start;
+    block->node.nbytes = segment->nbytes;
+    block->segment = segment;
+    block->is_zero = is_zero;
+    nrm__list_init(&block->link);
+    return block;
+}
+
+/* Takes a segment of `nbytes` of the upstream and makes it one free block. */
+static nrm_status
+take_segment(struct nrm__pool *pool, size_t nbytes, size_t alignment)
+{
+    struct nrm__request request = {.nbytes = nbytes, .alignment = alignment};
+    nrm_resource *upstream = pool->base.upstream;
+    struct nrm__block block;
+    struct nrm__segment *segment = NULL;
+    struct nrm__pool_block *whole = NULL;
+    NRM_TRY(nrm__allocate(upstream, &request, &block));
+    size_t usable = nrm__align_down(nrm__max(block.capacity, nbytes), pool->granule);
+    nrm_status status = nrm__segment_create(&pool->base, block.ptr, usable, &segment);
+    if (status != NRM_OK)
+        goto fail_segment;
+    segment->upstream = block;
+    segment->generation = nrm__cuda_generations();
+    whole = block_for_segment(segment, (block.flags & NRM__BLOCK_IS_ZERO) != 0);
+    if (whole == NULL) {
+        status = nrm__error(NRM_OUT_OF_MEMORY, "no memory to describe a block");
+        goto fail_block;
+    }
+    status = nrm__block_map_add_segment(segment);
+    if (status != NRM_OK)
+        goto fail_map;
+    nrm__lock_acquire(&pool->lock);
+    nrm__list_append(&pool->segments, &segment->link);
+    nrm__tree_insert(&pool->tree, &whole->node);
+    nrm__pool_bin_insert_locked(pool, whole);
+    pool->reserved_nbytes += usable;
+    nrm__lock_release(&pool->lock);
+    return NRM_OK;
+
+fail_map:
+    nrm__node_deallocate(whole, sizeof *whole);
+fail_block:
+    nrm__segment_destroy(segment);
+fail_segment:
+    nrm__give_back(upstream, &block, false);
+    return status;
+}
+
+/* The block of a segment that is free as a whole, or NULL. */
+static struct nrm__pool_block *
+whole_locked(struct nrm__pool *pool, struct nrm__segment *segment)
+{
+    struct nrm__pool_block *block = nrm__pool_block_of(nrm__tree_find(&pool->tree, segment->start));
+    return block->state == NRM__POOL_FREE && nrm__pool_size_of(block) == segment->nbytes ? block : NULL;
+}
+
+/* Takes one segment that is free as a whole, and of more than `min_nbytes`, out of the
+   pool; NULL: there is none, or less than `keep_nbytes` would stay free. */
+static struct nrm__segment *
+detach_segment_locked(struct nrm__pool *pool, size_t min_nbytes, size_t keep_nbytes)
+{
+    for (struct nrm__link *link = pool->segments.previous; link != &pool->segments;
+         link = link->previous) {
+        struct nrm__segment *segment = NRM__CONTAINER(link, struct nrm__segment, link);
+        struct nrm__pool_block *block = whole_locked(pool, segment);
+        if (block == NULL || segment->nbytes <= min_nbytes ||
+            pool->free_nbytes - segment->nbytes < keep_nbytes)
+            continue;
+        nrm__pool_bin_remove_locked(pool, block);
+        nrm__tree_remove(&pool->tree, &block->node);
+        nrm__node_deallocate(block, sizeof *block);
+        nrm__list_remove(&segment->link);
+        pool->reserved_nbytes -= segment->nbytes;
+        return segment;
+    }
+    return NULL;
+}
+
+static size_t
+drop_segment(struct nrm__pool *pool, struct nrm__segment *segment, bool later)
+{
+    size_t nbytes = segment->nbytes;
+    nrm__block_map_remove_segment(segment);
+    nrm__give_back(pool->base.upstream, &segment->upstream, later);
+    nrm__segment_destroy(segment);
+    return nbytes;
+}
+
+/* Gives segments that are free as a whole, and of more than `min_nbytes`, back to the
+   upstream while more than `keep_nbytes` stay free. */
+static size_t
+give_segments_back(struct nrm__pool *pool, size_t min_nbytes, size_t keep_nbytes)
+{
+    size_t nbytes = 0;
+    for (;;) {
+        nrm__lock_acquire(&pool->lock);
+        struct nrm__segment *segment =
+            detach_segment_locked(pool, min_nbytes, keep_nbytes);
+        nrm__lock_release(&pool->lock);
+        if (segment == NULL)
+            return nbytes;
+        nbytes += drop_segment(pool, segment, false);
+    }
+}
+
+/* ---- growth ---- */
+
+/* What an upstream is asked to align segments to: whole huge pages where it maps memory
+   itself, and the page of the block map where it can. */
+static size_t
+segment_alignment(const struct nrm__pool *pool)
+{
+    const nrm_resource *upstream = pool->base.upstream;
+    bool maps = upstream->kind == NRM_KIND_HOST || upstream->kind == NRM_KIND_PINNED;
+    if (!maps || (upstream->ops->flags & NRM__OPS_OVERLAY))
+        return pool->granule;
+    return NRM__HUGE_PAGE;
+}
+
+/* Books `nbytes` against the limit, before the upstream is asked. */
+static bool
+book_growth(struct nrm__pool *pool, size_t nbytes)
+{
+    nrm__lock_acquire(&pool->lock);
+    size_t taken = pool->reserved_nbytes + pool->growing_nbytes;
+    bool fits_limit = taken <= pool->maximum_nbytes &&
+                      nbytes <= pool->maximum_nbytes - taken;
+    if (fits_limit)
+        pool->growing_nbytes += nbytes;
+    nrm__lock_release(&pool->lock);
+    return fits_limit;
+}
+
+static void
+unbook_growth(struct nrm__pool *pool, size_t nbytes)
+{
+    nrm__lock_acquire(&pool->lock);
+    pool->growing_nbytes -= nbytes;
+    nrm__lock_release(&pool->lock);
+}
+
+static nrm_status
+full(struct nrm__pool *pool, size_t nbytes)
+{
+    char asked[32], limit[32], reserved[32], live[32], parked[32];
+    nrm__lock_acquire(&pool->lock);
+    nrm_format_nbytes(pool->maximum_nbytes, limit, sizeof limit);
+    nrm_format_nbytes(pool->reserved_nbytes, reserved, sizeof reserved);
+    nrm_format_nbytes(pool->live_nbytes, live, sizeof live);
+    nrm_format_nbytes(pool->parked_nbytes, parked, sizeof parked);
+    nrm__lock_release(&pool->lock);
+    nrm_format_nbytes(nbytes, asked, sizeof asked);
+    return nrm__error(NRM_OUT_OF_MEMORY,
+                      "the pool is full: %s asked, limit %s, %s reserved, %s in use, %s "
+                      "freed but not done on the GPU",
+                      asked, limit, reserved, live, parked);
+}
+
+/* Bytes of the next segment for a request of `nbytes`: twice what there is, within
+   bounds, and whole huge pages. */
+static size_t
+next_segment_nbytes(struct nrm__pool *pool, size_t nbytes)
+{
+    nrm__lock_acquire(&pool->lock);
+    size_t ahead = nrm__max(pool->reserved_nbytes, FIRST_SEGMENT_NBYTES);
+    nrm__lock_release(&pool->lock);
+    ahead = nrm__min(ahead, pool->segment_nbytes);
+    return nrm__align_up(nrm__max(ahead, nbytes), NRM__HUGE_PAGE);
+}
+
+static nrm_status
+grow_by(struct nrm__pool *pool, size_t nbytes, size_t asked)
+{
+    if (!book_growth(pool, nbytes))
+        return full(pool, asked);
+    nrm_status status = take_segment(pool, nbytes, segment_alignment(pool));
+    unbook_growth(pool, nbytes);
+    return status;
+}
+
+/* Grows so that a block of `nbytes` fits. Segments that were made for one large block and
+   are free now go back first: what they held does not fit, and would only pile up. */
+static nrm_status
+grow(struct nrm__pool *pool, size_t nbytes, size_t alignment)
+{
+    size_t needed = nbytes;
+    size_t have = segment_alignment(pool);
+    if (alignment > have)
+        needed += alignment - pool->granule;
+    size_t rounded = next_segment_nbytes(pool, needed);
+    give_segments_back(pool, pool->segment_nbytes, 0);
+    nrm_status status = grow_by(pool, rounded, nbytes);
+    size_t exact = nrm__align_up(needed, pool->granule);
+    if (status == NRM_OUT_OF_MEMORY && exact < rounded)
+        status = grow_by(pool, exact, nbytes);
+    if (status == NRM_OUT_OF_MEMORY && give_segments_back(pool, 0, 0) != 0) {
+        /* The memory that other sizes had kept may be enough. */
+        (void)nrm__retired_drain(0);
+        status = grow_by(pool, exact, nbytes);
+    }
+    return status;
+}
+
+/* ---- allocation ---- */
+
+static struct nrm__pool_block *
+try_take(struct nrm__pool *pool, size_t nbytes, size_t alignment, size_t *out_unclosed,
+         size_t *out_parked)
+{
+    nrm__lock_acquire(&pool->lock);
+    if (pool->tracked)
+        nrm__pool_reclaim_locked(pool);
+    struct nrm__pool_block *block = nrm__pool_take_locked(pool, nbytes, alignment);
+    *out_unclosed = nrm__pool_unclosed_locked(pool);
+    *out_parked = pool->parked_nbytes;
+    nrm__lock_release(&pool->lock);
+    return block;
+}
+
+static bool
+close_epoch(struct nrm__pool *pool)
+{
+    bool closed = nrm__epoch_close();
+    if (closed) {
+        nrm__lock_acquire(&pool->lock);
+        pool->n_epochs++;
+        nrm__lock_release(&pool->lock);
+    }
+    return closed;
+}
+
+static bool
+wait_for_epoch(struct nrm__pool *pool, uint64_t limit_ns)
+{
+    nrm__lock_acquire(&pool->lock);
+    pool->n_waits++;
+    nrm__lock_release(&pool->lock);
+    return nrm__epoch_wait(limit_ns);
+}
+
+/* Free memory for a block, taking it from parked memory that is done, from the upstream,
+   or from parked memory after a wait: in this order, each tried once more after it made
+   progress. */
+static nrm_status
+find_memory(struct nrm__pool *pool, size_t nbytes, size_t alignment, struct nrm__pool_block **out)
+{
+    size_t unclosed, parked;
+    bool may_wait = nbytes >= WAIT_MIN_NBYTES;
+    size_t limit = nrm__max(pool->parked_limit, PARKED_BLOCKS * nrm__min(nbytes, NRM__GIB));
+    for (;;) {
+        *out = try_take(pool, nbytes, alignment, &unclosed, &parked);
+        if (*out != NULL)
+            return NRM_OK;
+        if (parked != 0 && nrm__epoch_poll())
+            continue;
+        if (unclosed != 0 && close_epoch(pool))
+            continue;
+        if (parked > limit && may_wait && wait_for_epoch(pool, pool->wait_limit_ns))
+            continue;
+        nrm_status status = grow(pool, nbytes, alignment);
+        if (status == NRM_OK)
+            continue;
+        if (status != NRM_OUT_OF_MEMORY || parked == 0)
+            return status;
+        uint64_t wait_ns = pool->waits_when_full ? UINT64_MAX
+                           : may_wait            ? pool->wait_limit_ns
+                                                 : 0;
+        if (wait_ns == 0 || !wait_for_epoch(pool, wait_ns))
+            return status;
+    }
+}
+
+/* Keeps the epochs short: about epoch_nbytes of freed memory rotate and stay in the
+   cache, where otherwise an allocation would walk through all that is free. */
+static void
+close_full_epoch(struct nrm__pool *pool)
+{
+    nrm__lock_acquire(&pool->lock);
+    size_t unclosed = nrm__pool_unclosed_locked(pool);
+    nrm__lock_release(&pool->lock);
+    if (unclosed >= pool->epoch_nbytes)
+        (void)close_epoch(pool);
+}
+
+/* After a context was reset by somebody else the segment is registered anew. */
+static nrm_status
+renew_segment(struct nrm__pool *pool, struct nrm__segment *segment)
+{
+    nrm_resource *upstream = pool->base.upstream;
+    uint64_t now = nrm__cuda_generations();
+    if (segment->generation == now)
+        return NRM_OK;
+    if (upstream->ops->renew_block != NULL)
+        NRM_TRY(upstream->ops->renew_block(upstream, &segment->upstream));
+    segment->generation = now;
+    return NRM_OK;
+}
+
+static nrm_status
+check_usable(const struct nrm__pool *pool)
+{
+    if (nrm__cuda_is_forked())
+        return nrm__error(NRM_CUDA_UNAVAILABLE,
+                          "this process was forked after its parent had initialised CUDA: "
+                          "%s memory cannot be had here; start workers with the spawn "
+                          "method, or allocate before the fork",
+                          nrm_kind_name(pool->base.kind));
+    if (nrm__epoch_is_lost())
+        return nrm__error(NRM_DEVICE_LOST,
+                          "the CUDA device reports an error that it cannot recover from: "
+                          "memory that it may still use is not handed out");
+    return NRM_OK;
+}
+
+static size_t
+block_nbytes(const struct nrm__pool *pool, const struct nrm__request *request)
+{
+    size_t nbytes = request->nbytes;
+    if ((request->flags & NRM__REQUEST_GROWING) && nbytes >= SLACK_MIN_NBYTES &&
+        nbytes <= pool->maximum_nbytes / 2)
+        nbytes += nbytes >> SLACK_SHIFT;
+    return nrm__align_up(nbytes, pool->granule);
+}
+
+static void
+fill(const struct nrm__pool_block *block, struct nrm__block *out)
+{
+    out->ptr = (void *)block->node.start;
+    out->nbytes = block->nbytes;
+    out->capacity = nrm__pool_size_of(block);
+    out->segment = block->segment;
+    out->record = NULL;
+}
+
+/* Takes a NRM__POOL_LIVE block back that was not handed out. */
+static void
+untake(struct nrm__pool *pool, struct nrm__pool_block *block)
+{
+    nrm__lock_acquire(&pool->lock);
+    pool->live_nbytes -= nrm__pool_size_of(block);
+    nrm__pool_free_locked(pool, block, block->is_zero);
+    nrm__lock_release(&pool->lock);
+}
+
+static nrm_status
+allocate_block(struct nrm__pool *pool, const struct nrm__request *request,
+               struct nrm__block *out)
+{
+    size_t alignment = nrm__max(request->alignment, pool->granule);
+    struct nrm__pool_block *block;
+    if (nrm_kind_is_host_accessible(pool->base.kind) &&
+        pool->base.kind != NRM_KIND_HOST) {
+        NRM_TRY(check_usable(pool));
+        nrm__cuda_check_generations();
+    }
+    if (pool->tracked)
+        close_full_epoch(pool);
+    NRM_TRY(find_memory(pool, block_nbytes(pool, request), alignment, &block));
+    nrm_status status = renew_segment(pool, block->segment);
+    if (status != NRM_OK) {
+        untake(pool, block);
+        return status;
+    }
+    block->nbytes = request->nbytes;
+    fill(block, out);
+    if (block->is_zero)
+        out->flags |= NRM__BLOCK_IS_ZERO;
+    return NRM_OK;
+}
+
+static nrm_status
+pool_allocate(nrm_resource *mr, const struct nrm__request *request, struct nrm__block *out)
+{
+    struct nrm__pool *pool = pool_from(mr);
+    if (pool->has_slabs && nrm__slabs_takes(request->nbytes, request->alignment))
+        return nrm__slabs_allocate(&pool->slabs, request->nbytes, out);
+    return allocate_block(pool, request, out);
+}
+
+/* ---- deallocation ---- */
+
+static void
+deallocate_block(struct nrm__pool *pool, uintptr_t start)
+{
+    nrm__lock_acquire(&pool->lock);
+    struct nrm__pool_block *block = nrm__pool_block_of(nrm__tree_find(&pool->tree, start));
+    NRM_ASSERT(block != NULL && block->state == NRM__POOL_CLAIMED);
+    pool->live_nbytes -= nrm__pool_size_of(block);
+    if (pool->tracked)
+        nrm__pool_park_locked(pool, block);
+    else
+        nrm__pool_free_locked(pool, block, false);
+    nrm__lock_release(&pool->lock);
+}
+
+static void
+pool_deallocate(nrm_resource *mr, const struct nrm__block *block, nrm_stream *stream)
+{
+    struct nrm__pool *pool = pool_from(mr);
+    if (nrm__segment_is_slab(block->segment))
+        nrm__slabs_deallocate(&pool->slabs, block);
+    else
+        deallocate_block(pool, (uintptr_t)block->ptr);
+}
+
+/* ---- chunks of the slabs ---- */
+
+static nrm_status
+get_chunk(nrm_resource *mr, struct nrm__block *out)
+{
+    struct nrm__request request = {.nbytes = NRM__SLAB_CHUNK,
+                                   .alignment = NRM__SLAB_CHUNK};
+    *out = (struct nrm__block){.owner = mr};
+    return allocate_block(pool_from(mr), &request, out);
+}
+
+static bool
+claim_block(struct nrm__pool *pool, const void *ptr)
+{
+    nrm__lock_acquire(&pool->lock);
+    struct nrm__pool_block *block = nrm__pool_block_of(nrm__tree_find(&pool->tree, (uintptr_t)ptr));
+    bool claimed = block != NULL && block->state == NRM__POOL_LIVE &&
+                   block->node.start == (uintptr_t)ptr;
+    if (claimed)
+        block->state = NRM__POOL_CLAIMED;
+    nrm__lock_release(&pool->lock);
+    return claimed;
+}
+
+static void
+put_chunk(nrm_resource *mr, const struct nrm__block *chunk)
+{
+    struct nrm__pool *pool = pool_from(mr);
+    bool claimed = claim_block(pool, chunk->ptr);
+    NRM_ASSERT(claimed);
+    deallocate_block(pool, (uintptr_t)chunk->ptr);
+}
+
+/* ---- look-ups ---- */
+
+static bool
+pool_find_block(nrm_resource *mr, struct nrm__segment *segment, const void *ptr,
+                struct nrm__block *out)
+{
+    struct nrm__pool *pool = pool_from(mr);
+    if (nrm__segment_is_slab(segment))
+        return nrm__slabs_find(segment, ptr, out);
+    nrm__lock_acquire(&pool->lock);
+    struct nrm__pool_block *block = nrm__pool_block_of(nrm__tree_find(&pool->tree, (uintptr_t)ptr));
+    bool found = block != NULL && block->state == NRM__POOL_LIVE;
+    if (found)
+        fill(block, out);
+    nrm__lock_release(&pool->lock);
+    return found;
+}
+
+static bool
+pool_claim_block(nrm_resource *mr, struct nrm__block *block)
+{
+    if (nrm__segment_is_slab(block->segment))
+        return nrm__slabs_claim(block);
+    return claim_block(pool_from(mr), block->ptr);
+}
+
+static void
+pool_unclaim_block(nrm_resource *mr, const struct nrm__block *block)
+{
+    struct nrm__pool *pool = pool_from(mr);
+    if (nrm__segment_is_slab(block->segment)) {
+        nrm__slabs_unclaim(block);
+        return;
+    }
+    nrm__lock_acquire(&pool->lock);
+    struct nrm__pool_block *own =
+        nrm__pool_block_of(nrm__tree_find(&pool->tree, (uintptr_t)block->ptr));
+    NRM_ASSERT(own != NULL && own->state == NRM__POOL_CLAIMED);
+    own->state = NRM__POOL_LIVE;
+    own->nbytes = block->nbytes;
+    nrm__lock_release(&pool->lock);
+}
+
+/* ---- resizing in place ---- */
+
+static nrm_status
+pool_reallocate(nrm_resource *mr, struct nrm__block *block,
+                const struct nrm__request *request)
+{
+    struct nrm__pool *pool = pool_from(mr);
+    size_t nbytes = nrm__align_up(request->nbytes, pool->granule);
+    if (nrm__segment_is_slab(block->segment)) {
+        bool stays = request->nbytes <= block->capacity &&
+                     request->nbytes >= block->capacity / 2;
+        return stays ? NRM_OK : NRM_NOT_SUPPORTED;
+    }
+    nrm__lock_acquire(&pool->lock);
+    struct nrm__pool_block *own =
+        nrm__pool_block_of(nrm__tree_find(&pool->tree, (uintptr_t)block->ptr));
+    bool done = nbytes <= nrm__pool_size_of(own);
+    if (done && nbytes < nrm__pool_size_of(own) / 2)
+        nrm__pool_cut_tail_locked(pool, own, nbytes);
+    else if (!done)
+        done = nrm__pool_extend_locked(pool, own, nbytes, block_nbytes(pool, request));
+    block->capacity = nrm__pool_size_of(own);
+    nrm__lock_release(&pool->lock);
+    return done ? NRM_OK : NRM_NOT_SUPPORTED;
+}
+
+/* ---- trim, statistics, check ---- */
+
+static nrm_status
+pool_trim(nrm_resource *mr, size_t keep_nbytes, size_t *out_nbytes)
+{
+    struct nrm__pool *pool = pool_from(mr);
+    size_t slab_nbytes = 0, unclosed, parked;
+    if (pool->has_slabs)
+        nrm__slabs_trim(&pool->slabs, keep_nbytes, &slab_nbytes);
+    for (;;) {
+        nrm__lock_acquire(&pool->lock);
+        nrm__pool_reclaim_locked(pool);
+        unclosed = nrm__pool_unclosed_locked(pool);
+        parked = pool->parked_nbytes;
+        nrm__lock_release(&pool->lock);
+        if (unclosed != 0 && close_epoch(pool))
+            continue;
+        if (parked == 0 || !wait_for_epoch(pool, pool->wait_limit_ns))
+            break;
+    }
+    *out_nbytes += give_segments_back(pool, 0, keep_nbytes);
+    return NRM_OK;
+}
+
+static void
+pool_statistics(nrm_resource *mr, nrm_statistics *out)
+{
+    struct nrm__pool *pool = pool_from(mr);
+    nrm__lock_acquire(&pool->lock);
+    out->reserved_bytes += (int64_t)pool->reserved_nbytes;
+    out->parked_bytes += (int64_t)pool->parked_nbytes;
+    out->epochs += pool->n_epochs;
+    out->waits += pool->n_waits;
+    nrm__lock_release(&pool->lock);
+}
+
+static void
+pool_check(nrm_resource *mr)
+{
+    struct nrm__pool *pool = pool_from(mr);
+    nrm__lock_acquire(&pool->lock);
+    nrm__pool_check_locked(pool);
+    nrm__lock_release(&pool->lock);
+    if (pool->has_slabs)
+        nrm__slabs_check(&pool->slabs);
+}
+
+void
+nrm__pool_check(nrm_resource *mr)
+{
+    pool_check(mr);
+}
+
+/* ---- fork ---- */
+
+static void
+pool_fork_prepare(nrm_resource *mr)
+{
+    struct nrm__pool *pool = pool_from(mr);
+    if (pool->has_slabs)
+        nrm__slabs_fork_prepare(&pool->slabs);
+    nrm__lock_fork_prepare(&pool->lock);
+}
+
+static void
+pool_fork_parent(nrm_resource *mr)
+{
+    struct nrm__pool *pool = pool_from(mr);
+    nrm__lock_fork_parent(&pool->lock);
+    if (pool->has_slabs)
+        nrm__slabs_fork_parent(&pool->slabs);
+}
+
+static void
+pool_fork_child(nrm_resource *mr)
+{
+    struct nrm__pool *pool = pool_from(mr);
+    nrm__lock_fork_child(&pool->lock);
+    if (pool->has_slabs)
+        nrm__slabs_fork_child(&pool->slabs);
+    pool->growing_nbytes = 0; /* other threads' growth does not go on in the child */
+}
+
+/* ---- life ---- */
+
+static size_t
+bins_nbytes(void)
+{
+    return nrm__align_up(sizeof(struct nrm__pool_bins), nrm__page_size());
+}
+
+/* No block is live. Segments go upstream, where a source retires what the GPU may still
+   touch: the parked blocks in them were freed before this moment. */
+static void
+pool_finish(nrm_resource *mr)
+{
+    struct nrm__pool *pool = pool_from(mr);
+    if (pool->has_slabs)
+        nrm__slabs_finish(&pool->slabs);
+    struct nrm__pool_block *block;
+    while ((block = nrm__pool_block_of(pool->tree.root)) != NULL) {
+        nrm__tree_remove(&pool->tree, &block->node);
+        nrm__node_deallocate(block, sizeof *block);
+    }
+    while (!nrm__list_is_empty(&pool->segments)) {
+        struct nrm__link *link = pool->segments.next;
+        nrm__list_remove(link);
+        (void)drop_segment(pool, NRM__CONTAINER(link, struct nrm__segment, link), true);
+    }
+    nrm__unmap(pool->bins, bins_nbytes());
+    nrm__lock_finish(&pool->lock);
+}
+
+static const struct nrm__ops pool_ops = {
+    .class_name = "PoolMemoryResource",
+    .allocate = pool_allocate,
+    .deallocate = pool_deallocate,
+    .reallocate = pool_reallocate,
+    .find_block = pool_find_block,
+    .claim_block = pool_claim_block,
+    .unclaim_block = pool_unclaim_block,
+    .trim = pool_trim,
+    .statistics = pool_statistics,
+    .check = pool_check,
+    .fork_prepare = pool_fork_prepare,
+    .fork_parent = pool_fork_parent,
+    .fork_child = pool_fork_child,
+    .finish = pool_finish,
+};
+
+/* ---- construction ---- */
+
+static size_t
+default_maximum(nrm_kind kind)
+{
+    return kind == NRM_KIND_PINNED
+               ? nrm__align_down(nrm__host_memory_nbytes() / 2, NRM__HUGE_PAGE)
+               : SIZE_MAX / 2;
+}
+
+static void
+set_policy(struct nrm__pool *pool, const nrm_pool_options *options)
+{
+    nrm_kind kind = pool->base.kind;
+    bool gpu_visible = kind == NRM_KIND_PINNED || kind == NRM_KIND_MANAGED;
+    bool by_default = options->reuse == NRM_REUSE_DEFAULT;
+    bool immediate = by_default ? nrm_option_get(NRM_OPT_REUSE) == 1
+                                : options->reuse == NRM_REUSE_IMMEDIATE;
+    pool->tracked = gpu_visible && !immediate;
+    pool->granule = nrm__kind_alignment(kind);
+    pool->maximum_nbytes = options->maximum_nbytes != 0 ? options->maximum_nbytes
+                                                        : default_maximum(kind);
+    pool->segment_nbytes =
+        nrm__max((size_t)nrm_option_get(NRM_OPT_SEGMENT_NBYTES), NRM__HUGE_PAGE);
+    pool->epoch_nbytes = (size_t)nrm_option_get(NRM_OPT_EPOCH_NBYTES);
+    pool->parked_limit = options->parked_limit != 0 &&
+                                 options->parked_limit != NRM_SIZE_DEFAULT
+                             ? options->parked_limit
+                             : (size_t)nrm_option_get(NRM_OPT_PARKED_LIMIT);
+    pool->wait_limit_ns = options->wait_limit_ns != 0
+                              ? options->wait_limit_ns
+                              : (uint64_t)nrm_option_get(NRM_OPT_WAIT_LIMIT);
+    pool->waits_when_full = options->on_exhausted == NRM_ON_EXHAUSTED_WAIT ||
+                            (options->on_exhausted == NRM_ON_EXHAUSTED_DEFAULT &&
+                             nrm_option_get(NRM_OPT_ON_EXHAUSTED) == 3);
+    pool->has_slabs = kind == NRM_KIND_HOST;
+}
+
+static nrm_status
+init(struct nrm__pool *pool, const nrm_pool_options *options)
+{
+    set_policy(pool, options);
+    if (options->initial_nbytes > pool->maximum_nbytes)
+        return nrm__error(NRM_INVALID_VALUE,
+                          "the initial pool size (%zu B) is larger than the maximum pool "
+                          "size (%zu B)",
+                          options->initial_nbytes, pool->maximum_nbytes);
+    nrm__lock_init(&pool->lock, NRM__RANK_POOL);
+    nrm__list_init(&pool->parked);
+    nrm__list_init(&pool->segments);
+    void *bins;
+    if (nrm__map(bins_nbytes(), nrm__page_size(), &bins) != 0)
+        return nrm__error(NRM_OUT_OF_MEMORY, "no memory to describe a pool");
+    pool->bins = bins;
+    for (unsigned class = 0; class < NRM__POOL_N_CLASSES; class++)
+        nrm__list_init(&pool->bins->heads[class]);
+    if (pool->has_slabs)
+        NRM_TRY(nrm__slabs_init(&pool->slabs, &pool->base, get_chunk, put_chunk));
+    return NRM_OK;
+}
+
+nrm_status
+nrm_pool_create(nrm_resource *upstream, const nrm_pool_options *options,
+                nrm_resource **out)
+{
+    nrm_pool_options defaults = NRM_OPTIONS(nrm_pool_options);
+    nrm_resource *mr;
+    if (options == NULL)
+        options = &defaults;
+    NRM_TRY(nrm__resource_create(&pool_ops, upstream->kind, upstream, sizeof(struct nrm__pool),
+                                 &mr));
+    struct nrm__pool *pool = pool_from(mr);
+    nrm_status status = init(pool, options);
+    if (status != NRM_OK) {
+        nrm__resource_abandon(mr);
+        return status;
+    }
+    nrm__resource_publish(mr);
+    if (options->initial_nbytes != 0) {
+        size_t nbytes = nrm__align_up(options->initial_nbytes, pool->granule);
+        status = grow_by(pool, nrm__min(nbytes, pool->maximum_nbytes), nbytes);
+    }
+    if (status != NRM_OK) {
+        nrm_resource_release(mr);
+        return status;
+    }
+    *out = mr;
+    return NRM_OK;
+}

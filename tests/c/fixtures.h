@@ -1,0 +1,154 @@
+/* What several test programs need: a source that counts, patterns, a reproducible stream of
+   random numbers, and starting the core as the extension does. */
+#ifndef NRM_TESTS_FIXTURES_H
+#define NRM_TESTS_FIXTURES_H
+
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "builtin.h"
+#include "check.h"
+#include "nrm/pools.h"
+#include "nrm/registry.h"
+
+/* A C callback source over the C heap that counts what it gave, with an optional limit. */
+struct counting {
+    atomic_size_t n_live, n_allocated;
+    atomic_size_t live_nbytes;
+    size_t limit_nbytes; /* 0: none */
+    size_t offset;       /* every address is this much past a multiple of 4096 */
+    atomic_int n_destroyed;
+};
+
+static inline nrm_status
+counting_allocate(void *context, size_t nbytes, size_t alignment, nrm_stream *stream,
+                  void **out)
+{
+    struct counting *counting = context;
+    (void)stream;
+    if (counting->limit_nbytes != 0 &&
+        atomic_load(&counting->live_nbytes) + nbytes > counting->limit_nbytes) {
+        return NRM_OUT_OF_MEMORY;
+    }
+    char *memory = aligned_alloc(4096, (nbytes + counting->offset + 8191) / 4096 * 4096);
+    if (memory == NULL || alignment > 4096) {
+        free(memory);
+        return NRM_OUT_OF_MEMORY;
+    }
+    atomic_fetch_add(&counting->n_live, 1);
+    atomic_fetch_add(&counting->n_allocated, 1);
+    atomic_fetch_add(&counting->live_nbytes, nbytes);
+    *out = memory + counting->offset;
+    return NRM_OK;
+}
+
+static inline nrm_status
+counting_deallocate(void *context, void *ptr, size_t nbytes, nrm_stream *stream)
+{
+    struct counting *counting = context;
+    (void)stream;
+    atomic_fetch_sub(&counting->n_live, 1);
+    atomic_fetch_sub(&counting->live_nbytes, nbytes);
+    free((char *)ptr - counting->offset);
+    return NRM_OK;
+}
+
+static inline void
+counting_destroy(void *context)
+{
+    struct counting *counting = context;
+    atomic_fetch_add(&counting->n_destroyed, 1);
+}
+
+static inline nrm_resource *
+counting_source(struct counting *counting)
+{
+    nrm_callback_options options = NRM_OPTIONS(nrm_callback_options);
+    nrm_resource *mr = NULL;
+    options.kind = NRM_KIND_HOST;
+    options.allocate = counting_allocate;
+    options.deallocate = counting_deallocate;
+    options.destroy = counting_destroy;
+    options.context = counting;
+    CHECK_OK(nrm_callback_create(&options, &mr));
+    return mr;
+}
+
+static inline nrm_resource *
+host_source(void)
+{
+    nrm_resource *mr = NULL;
+    CHECK_OK(nrm_host_create(NULL, &mr));
+    return mr;
+}
+
+/* A pool over `upstream`, whose reference it takes. */
+static inline nrm_resource *
+pool_over(nrm_resource *upstream, size_t maximum_nbytes)
+{
+    nrm_pool_options options = NRM_OPTIONS(nrm_pool_options);
+    nrm_resource *mr = NULL;
+    options.maximum_nbytes = maximum_nbytes;
+    CHECK_OK(nrm_pool_create(upstream, &options, &mr));
+    nrm_resource_release(upstream);
+    return mr;
+}
+
+static inline void *
+allocate(nrm_resource *mr, size_t nbytes)
+{
+    void *ptr = NULL;
+    CHECK_OK(nrm_resource_allocate(mr, nbytes, 0, NULL, &ptr));
+    return ptr;
+}
+
+static inline int64_t
+live_nbytes(nrm_resource *mr)
+{
+    nrm_statistics statistics = {0};
+    CHECK_OK(nrm_resource_statistics(mr, &statistics));
+    return statistics.current_bytes;
+}
+
+static inline int64_t
+reserved_nbytes(nrm_resource *mr)
+{
+    nrm_statistics statistics = {0};
+    CHECK_OK(nrm_resource_statistics(mr, &statistics));
+    return statistics.reserved_bytes;
+}
+
+/* xorshift64: the same numbers on every machine. */
+static inline uint64_t
+next_random(uint64_t *state)
+{
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    return *state;
+}
+
+/* Writes a pattern that depends on `key` into the first, the last and every 61st byte. */
+static inline void
+write_pattern(void *ptr, size_t nbytes, unsigned key)
+{
+    unsigned char *bytes = ptr;
+    for (size_t i = 0; i < nbytes; i += 61) {
+        bytes[i] = (unsigned char)(key + i);
+    }
+    bytes[nbytes - 1] = (unsigned char)(key + nbytes - 1);
+}
+
+static inline bool
+has_pattern(const void *ptr, size_t nbytes, unsigned key, size_t written_nbytes)
+{
+    const unsigned char *bytes = ptr;
+    for (size_t i = 0; i < nbytes; i += 61) {
+        if (bytes[i] != (unsigned char)(key + i)) {
+            return false;
+        }
+    }
+    return nbytes != written_nbytes || bytes[nbytes - 1] == (unsigned char)(key + nbytes - 1);
+}
+
+#endif
