@@ -59,10 +59,12 @@ note_fallback(struct route *route, const nrm_error *error)
 static nrm_resource *
 second_choice(const struct route *route, size_t nbytes, nrm_status status)
 {
-    if (status == NRM_INVALID_VALUE)
+    if (status == NRM_INVALID_VALUE) {
         return NULL;
-    if (route->fallback != NULL)
+    }
+    if (route->fallback != NULL) {
         return route->fallback;
+    }
     bool gone = status == NRM_DEVICE_LOST || nrm__cuda_is_forked();
     return gone || nbytes <= RESCUE_NBYTES ? route->rescue : NULL;
 }
@@ -73,19 +75,23 @@ route_allocate(nrm_resource *mr, const struct nrm__request *request,
 {
     struct route *route = route_from(mr);
     bool is_small = route->small != NULL && request->nbytes < route->threshold;
-    if (is_small && nrm__cuda_reads_pageable())
+    if (is_small && nrm__cuda_reads_pageable()) {
         (void)nrm__retired_drain(0);
+    }
     nrm_status status =
         nrm__allocate(is_small ? route->small : mr->upstream, request, out);
-    if (status == NRM_OK)
+    if (status == NRM_OK) {
         return NRM_OK;
+    }
     nrm_resource *second = second_choice(route, request->nbytes, status);
-    if (second == NULL || second == (is_small ? route->small : mr->upstream))
+    if (second == NULL || second == (is_small ? route->small : mr->upstream)) {
         return status;
+    }
     nrm_error first = *nrm_last_error();
-    if (nrm__allocate(second, request, out) != NRM_OK)
+    if (nrm__allocate(second, request, out) != NRM_OK) {
         return nrm__error_native(status, first.native_code, first.native_name, "%s",
                                  first.message);
+    }
     note_fallback(route, &first);
     out->flags |= NRM__BLOCK_FELL_BACK;
     return NRM_OK;
@@ -100,8 +106,9 @@ route_branch(nrm_resource *mr, const struct nrm__block *block)
     nrm_resource *const branches[] = {mr->upstream, route->small, route->fallback,
                                       route->rescue};
     for (size_t i = 0; i < sizeof branches / sizeof *branches; i++) {
-        if (branches[i] != NULL && nrm__leads_to(branches[i], block))
+        if (branches[i] != NULL && nrm__leads_to(branches[i], block)) {
             return branches[i];
+        }
     }
     return NULL;
 }
@@ -114,10 +121,12 @@ route_deallocate(nrm_resource *mr, const struct nrm__block *block, nrm_stream *s
     /* Where devices read ordinary memory in place, a copy from it may be in flight. */
     bool gpu_may_read = block->owner->kind == NRM_KIND_HOST &&
                         mr->kind == NRM_KIND_PINNED && nrm__cuda_reads_pageable();
-    if (gpu_may_read)
+    if (gpu_may_read) {
         nrm__deallocate_later(branch, block);
-    else
+    }
+    else {
         nrm__deallocate(branch, block, stream);
+    }
 }
 
 /* By the new size: a block that grows over the threshold moves to the large resource, one
@@ -133,8 +142,9 @@ route_reallocate(nrm_resource *mr, struct nrm__block *block,
     bool shrinks_under = branch == mr->upstream && route->small != NULL &&
                          request->nbytes < route->threshold &&
                          request->nbytes < block->capacity / 2;
-    if (grows_over || shrinks_under)
+    if (grows_over || shrinks_under) {
         return NRM_NOT_SUPPORTED;
+    }
     return nrm__reallocate_in_place(branch, block, request);
 }
 
@@ -157,15 +167,18 @@ route_statistics(nrm_resource *mr, nrm_statistics *out)
 void
 nrm_route_explain(nrm_resource *mr, const nrm_block_info *info, char *out, size_t size)
 {
-    if (size != 0)
+    if (size != 0) {
         out[0] = '\0';
-    if (mr->ops != &route_ops || info->resource == NULL)
+    }
+    if (mr->ops != &route_ops || info->resource == NULL) {
         return;
+    }
     struct route *route = route_from(mr);
     struct nrm__block block = {.owner = info->resource};
     nrm_resource *branch = route_branch(mr, &block);
-    if (branch == NULL || branch == mr->upstream)
+    if (branch == NULL || branch == mr->upstream) {
         return;
+    }
     if (branch == route->small && info->nbytes < route->threshold) {
         char threshold[32];
         nrm_format_nbytes(route->threshold, threshold, sizeof threshold);
@@ -237,8 +250,9 @@ static const struct nrm__ops route_ops = {
 static nrm_resource *
 retained(nrm_resource *mr)
 {
-    if (mr != NULL)
+    if (mr != NULL) {
         nrm_resource_retain(mr);
+    }
     return mr;
 }
 
@@ -248,10 +262,11 @@ nrm_route_create(const nrm_route_options *options, nrm_resource **out)
     nrm_resource *mr;
     const nrm_resource *hosts[] = {options->small, options->fallback, options->rescue};
     for (size_t i = 0; i < sizeof hosts / sizeof *hosts; i++) {
-        if (hosts[i] != NULL && !nrm_kind_is_host_accessible(hosts[i]->kind))
+        if (hosts[i] != NULL && !nrm_kind_is_host_accessible(hosts[i]->kind)) {
             return nrm__error(NRM_INVALID_VALUE,
                               "a fallback must be host-accessible: %s has %s memory",
                               hosts[i]->ops->class_name, nrm_kind_name(hosts[i]->kind));
+        }
     }
     NRM_TRY(nrm__resource_create(&route_ops, options->large->kind, options->large,
                                  sizeof(struct route), &mr));

@@ -122,12 +122,11 @@ nrm__lock_fork_parent(struct nrm__lock *lock)
     NRM_ASSERT(code == 0);
 }
 
-/* New rather than unlocked: it may count waiters that exist in the parent only. */
+/* The thread that forked holds it in the child too, and there nobody waits for it. */
 void
 nrm__lock_fork_child(struct nrm__lock *lock)
 {
-    int code = pthread_mutex_init(&lock->mutex, NULL);
-    NRM_ASSERT(code == 0);
+    nrm__lock_fork_parent(lock);
 }
 
 void

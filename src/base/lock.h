@@ -34,7 +34,7 @@ void nrm__lock_acquire(struct nrm__lock *lock);
 void nrm__lock_release(struct nrm__lock *lock);
 
 /* For fork hooks, which take all locks of all resources: neither ranks nor the number of
-   locks held is checked. Prepare takes it, parent releases it, child makes it new. */
+   locks held is checked. Prepare takes it, parent and child release it. */
 void nrm__lock_fork_prepare(struct nrm__lock *lock);
 void nrm__lock_fork_parent(struct nrm__lock *lock);
 void nrm__lock_fork_child(struct nrm__lock *lock);

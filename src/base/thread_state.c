@@ -3,9 +3,9 @@
  * pthread key.
  *
  * Destructors of other keys run in an order that nobody knows and may free arrays, so
- * ours asks to be called again until the last round that POSIX promises and gives the
- * state up only then. A call that comes even later gets the shared state, which nobody
- * has to give up.
+ * ours asks to be called again until the last round but one of those that POSIX promises
+ * and gives the state up only then: the last round is when sanitizers end the thread. A
+ * call that comes even later gets the shared state, which nobody has to give up.
  *
  * The states lie in chunks straight from the system. The lock is a bare mutex, as a
  * struct nrm__lock asks for the state of the thread that takes it.
@@ -20,6 +20,8 @@
 #include "base/fork.h"
 
 #define CHUNK_NBYTES ((size_t)64 * 1024)
+
+#define LAST_END (PTHREAD_DESTRUCTOR_ITERATIONS - 1)
 
 /* Apart from each other, as each is written by one thread. */
 struct slot {
@@ -63,8 +65,7 @@ static void
 on_thread_end(void *argument)
 {
     struct nrm__thread_state *state = argument;
-    if (++state->n_ends < PTHREAD_DESTRUCTOR_ITERATIONS &&
-        pthread_setspecific(key, state) == 0) {
+    if (++state->n_ends < LAST_END && pthread_setspecific(key, state) == 0) {
         return;
     }
     current = get_shared();
@@ -174,5 +175,5 @@ nrm__thread_states_fork_child(void)
             states.free = state;
         }
     }
-    pthread_mutex_init(&states.lock, NULL);
+    pthread_mutex_unlock(&states.lock);
 }

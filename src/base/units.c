@@ -90,12 +90,13 @@ read_digits(const char **text, int weight, struct number *number, bool *any)
 static void
 read_exponent(const char **text, struct number *number)
 {
-    const char *at = *text + 1;
-    bool negative = *at == '-';
+    const char *at = *text;
     int exponent = 0;
-    if (**text != 'e' && **text != 'E') {
+    if (*at != 'e' && *at != 'E') {
         return;
     }
+    at++;
+    bool is_negative = *at == '-';
     if (*at == '-' || *at == '+') {
         at++;
     }
@@ -105,7 +106,7 @@ read_exponent(const char **text, struct number *number)
     for (; is_digit(*at); at++) {
         exponent = exponent < 10000 ? exponent * 10 + (*at - '0') : exponent;
     }
-    number->exponent += negative ? -exponent : exponent;
+    number->exponent += is_negative ? -exponent : exponent;
     *text = at;
 }
 
@@ -215,12 +216,13 @@ static void
 format_decimals(uint64_t whole, uint64_t thousandths, const char *unit, char *out,
                 size_t size)
 {
-    int n_digits = 3;
-    for (; n_digits > 1 && thousandths % 10 == 0; n_digits--) {
-        thousandths /= 10;
+    char digits[] = {(char)('0' + thousandths / 100),
+                     (char)('0' + thousandths / 10 % 10),
+                     (char)('0' + thousandths % 10), '\0'};
+    for (size_t last = 2; digits[last] == '0'; last--) {
+        digits[last] = '\0';
     }
-    snprintf(out, size, "%" PRIu64 ".%0*" PRIu64 " %s", whole, n_digits, thousandths,
-             unit);
+    snprintf(out, size, "%" PRIu64 ".%s %s", whole, digits, unit);
 }
 
 void

@@ -30,10 +30,12 @@ sleep_until_woken(void)
     pthread_mutex_lock(&mutex);
     /* Said first and looked at then: who retires something does it the other way round. */
     atomic_store(&state, ASLEEP);
-    if (!nrm__retired_is_empty())
+    if (!nrm__retired_is_empty()) {
         atomic_store(&state, AWAKE);
-    while (atomic_load(&state) == ASLEEP)
+    }
+    while (atomic_load(&state) == ASLEEP) {
         pthread_cond_wait(&condition, &mutex);
+    }
     pthread_mutex_unlock(&mutex);
 }
 
@@ -49,8 +51,9 @@ run(void *unused)
             sleep_until_woken();
         }
         nrm__sleep_ns(pause);
-        if (nrm__retired_release_done() == 0 && pause < PAUSE_LAST_NS)
+        if (nrm__retired_release_done() == 0 && pause < PAUSE_LAST_NS) {
             pause *= 2;
+        }
     }
     return NULL;
 }
@@ -62,15 +65,18 @@ start(void)
     pthread_attr_t attributes;
     sigset_t all, before;
     int absent = ABSENT;
-    if (!atomic_compare_exchange_strong(&state, &absent, STARTING))
+    if (!atomic_compare_exchange_strong(&state, &absent, STARTING)) {
         return;
+    }
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for the program's threads */
+    pthread_sigmask(SIG_SETMASK, &all,
+                    &before); /* signals are for the program's threads */
     pthread_attr_init(&attributes);
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     /* Without the thread, allocations and trim do its work. */
-    if (pthread_create(&thread, &attributes, run, NULL) != 0)
+    if (pthread_create(&thread, &attributes, run, NULL) != 0) {
         atomic_store(&state, ABSENT);
+    }
     pthread_attr_destroy(&attributes);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
@@ -78,8 +84,9 @@ start(void)
 void
 nrm__background_wake(void)
 {
-    if (nrm__is_exiting())
+    if (nrm__is_exiting()) {
         return;
+    }
     int now = atomic_load(&state);
     if (now == ABSENT) {
         start();

@@ -60,13 +60,16 @@ nrm__segment_create(nrm_resource *owner, void *ptr, size_t nbytes,
 {
     nrm__lock_acquire(&segments_lock);
     struct nrm__segment *segment = free_segments;
-    if (segment != NULL)
+    if (segment != NULL) {
         free_segments = segment->shadows;
+    }
     nrm__lock_release(&segments_lock);
-    if (segment == NULL)
+    if (segment == NULL) {
         segment = nrm__node_allocate(sizeof *segment);
-    if (segment == NULL)
+    }
+    if (segment == NULL) {
         return nrm__error(NRM_OUT_OF_MEMORY, "no memory to describe a segment");
+    }
     segment->start = (uintptr_t)ptr;
     segment->nbytes = nbytes;
     segment->owner = owner;
@@ -87,8 +90,9 @@ nrm__segment_create(nrm_resource *owner, void *ptr, size_t nbytes,
 void
 nrm__segment_destroy(struct nrm__segment *segment)
 {
-    if (segment == NULL)
+    if (segment == NULL) {
         return;
+    }
     nrm__lock_acquire(&segments_lock);
     segment->shadows = free_segments;
     free_segments = segment;
@@ -108,10 +112,11 @@ static page_entry *
 page_of(uintptr_t address)
 {
     size_t page = address >> PAGE_SHIFT;
-    if (page >> LEAF_BITS >= N_LEAVES)
+    if (page >> LEAF_BITS >= N_LEAVES) {
         return NULL;
-    page_entry *leaf = atomic_load_explicit(&leaves[page >> LEAF_BITS],
-                                            memory_order_acquire);
+    }
+    page_entry *leaf =
+        atomic_load_explicit(&leaves[page >> LEAF_BITS], memory_order_acquire);
     return leaf != NULL ? &leaf[page & (LEAF_PAGES - 1)] : NULL;
 }
 
@@ -120,13 +125,16 @@ make_leaf(size_t index)
 {
     void *memory;
     page_entry *none = NULL;
-    if (atomic_load_explicit(&leaves[index], memory_order_acquire) != NULL)
+    if (atomic_load_explicit(&leaves[index], memory_order_acquire) != NULL) {
         return NRM_OK;
+    }
     int code = nrm__map(LEAF_PAGES * sizeof(page_entry), nrm__page_size(), &memory);
-    if (code != 0)
+    if (code != 0) {
         return nrm__error(NRM_OUT_OF_MEMORY, "no memory for the block map");
-    if (!atomic_compare_exchange_strong(&leaves[index], &none, (page_entry *)memory))
+    }
+    if (!atomic_compare_exchange_strong(&leaves[index], &none, (page_entry *)memory)) {
         nrm__unmap(memory, LEAF_PAGES * sizeof(page_entry));
+    }
     return NRM_OK;
 }
 
@@ -143,13 +151,15 @@ add_pages(struct nrm__segment *segment)
 {
     size_t first = segment->start >> PAGE_SHIFT;
     size_t end = first + (segment->nbytes >> PAGE_SHIFT);
-    for (size_t leaf = first >> LEAF_BITS; leaf <= (end - 1) >> LEAF_BITS; leaf++)
+    for (size_t leaf = first >> LEAF_BITS; leaf <= (end - 1) >> LEAF_BITS; leaf++) {
         NRM_TRY(make_leaf(leaf));
+    }
     /* Segments nest: every page of this one lies in the same older one, or in none. */
     segment->shadows = atomic_load(page_of(segment->start));
-    for (size_t page = first; page < end; page++)
+    for (size_t page = first; page < end; page++) {
         atomic_store_explicit(page_of((uintptr_t)page << PAGE_SHIFT), segment,
                               memory_order_release);
+    }
     return NRM_OK;
 }
 
@@ -158,8 +168,9 @@ remove_pages(struct nrm__segment *segment)
 {
     size_t first = segment->start >> PAGE_SHIFT;
     size_t end = first + (segment->nbytes >> PAGE_SHIFT);
-    for (size_t page = first; page < end; page++)
+    for (size_t page = first; page < end; page++) {
         atomic_store(page_of((uintptr_t)page << PAGE_SHIFT), segment->shadows);
+    }
 }
 
 /* The segment of the page, counted into; NULL: none. */
@@ -168,12 +179,14 @@ enter_page(uintptr_t address)
 {
     page_entry *page = page_of(address);
     struct nrm__segment *segment;
-    if (page == NULL)
+    if (page == NULL) {
         return NULL;
+    }
     while ((segment = atomic_load_explicit(page, memory_order_acquire)) != NULL) {
         atomic_fetch_add(&segment->readers, 1);
-        if (atomic_load(page) == segment)
+        if (atomic_load(page) == segment) {
             break;
+        }
         count_out(segment);
     }
     return segment;
@@ -196,8 +209,9 @@ shard_of(uintptr_t address)
 static struct table *
 table_of(const struct nrm__block *block)
 {
-    if (block->owner->ops->flags & NRM__OPS_OVERLAY)
+    if (block->owner->ops->flags & NRM__OPS_OVERLAY) {
         return &overlay;
+    }
     return block->capacity <= NRM__MAP_PAGE ? shard_of((uintptr_t)block->ptr) : &wide;
 }
 
@@ -205,8 +219,9 @@ nrm_status
 nrm__entry_create(struct nrm__entry **out)
 {
     struct nrm__entry *entry = nrm__node_allocate(sizeof *entry);
-    if (entry == NULL)
+    if (entry == NULL) {
         return nrm__error(NRM_OUT_OF_MEMORY, "no memory to describe a block");
+    }
     *out = entry;
     return NRM_OK;
 }
@@ -232,8 +247,9 @@ insert_locked(struct table *table, struct nrm__entry *entry, uintptr_t start,
         entry->below = floor;
     }
     nrm__tree_insert(&table->tree, &entry->node);
-    if (table == &overlay)
+    if (table == &overlay) {
         atomic_fetch_add_explicit(&n_overlay, 1, memory_order_release);
+    }
 }
 
 /* False when `entry` is not in the table (any more). */
@@ -241,22 +257,27 @@ static bool
 remove_locked(struct table *table, struct nrm__entry *entry, uintptr_t start)
 {
     struct nrm__entry *top = entry_of(nrm__tree_floor(&table->tree, start));
-    if (top == NULL || top->node.start != start)
+    if (top == NULL || top->node.start != start) {
         return false;
+    }
     if (top == entry) {
         nrm__tree_remove(&table->tree, &entry->node);
-        if (entry->below != NULL)
+        if (entry->below != NULL) {
             nrm__tree_insert(&table->tree, &entry->below->node);
+        }
     }
     else {
-        while (top->below != NULL && top->below != entry)
+        while (top->below != NULL && top->below != entry) {
             top = top->below;
-        if (top->below == NULL)
+        }
+        if (top->below == NULL) {
             return false;
+        }
         top->below = entry->below;
     }
-    if (table == &overlay)
+    if (table == &overlay) {
         atomic_fetch_sub_explicit(&n_overlay, 1, memory_order_release);
+    }
     return true;
 }
 
@@ -285,8 +306,9 @@ find_in_table(struct table *table, uintptr_t address, struct nrm__block *out)
     nrm__lock_acquire(&table->lock);
     struct nrm__entry *entry = entry_of(nrm__tree_find(&table->tree, address));
     bool found = entry != NULL && nrm__resource_try_retain(entry->block.owner);
-    if (found)
+    if (found) {
         *out = entry->block;
+    }
     nrm__lock_release(&table->lock);
     return found;
 }
@@ -303,8 +325,9 @@ find_in_overlay(uintptr_t address, const struct nrm__segment *page,
     nrm__lock_acquire(&overlay.lock);
     struct nrm__entry *entry = entry_of(nrm__tree_floor(&overlay.tree, address));
     for (int i = 0; i < OVERLAY_DEPTH && entry != NULL; i++) {
-        if (address - entry->node.start < entry->node.nbytes)
+        if (address - entry->node.start < entry->node.nbytes) {
             break;
+        }
         entry = entry->node.start == 0
                     ? NULL
                     : entry_of(nrm__tree_floor(&overlay.tree, entry->node.start - 1));
@@ -340,8 +363,9 @@ find_in_segment(struct nrm__segment *segment, const void *ptr, struct nrm__block
         found = owner->ops->find_block(owner, segment, ptr, out);
     }
     count_out(segment);
-    if (!found && out->owner == owner)
+    if (!found && out->owner == owner) {
         nrm_resource_release(owner);
+    }
     return found;
 }
 
@@ -354,26 +378,31 @@ nrm__block_map_find(const void *ptr, struct nrm__block *out)
     if (atomic_load_explicit(&n_overlay, memory_order_acquire) != 0) {
         struct nrm__segment *inner;
         if (find_in_overlay(address, segment, &inner, out)) {
-            if (segment != NULL)
+            if (segment != NULL) {
                 count_out(segment);
+            }
             return inner == NULL || find_in_segment(inner, ptr, out);
         }
     }
-    if (segment != NULL)
+    if (segment != NULL) {
         return find_in_segment(segment, ptr, out);
-    if (find_in_table(shard_of(address), address, out))
+    }
+    if (find_in_table(shard_of(address), address, out)) {
         return true;
+    }
     if (address >= NRM__MAP_PAGE &&
-        find_in_table(shard_of(address - NRM__MAP_PAGE), address, out))
+        find_in_table(shard_of(address - NRM__MAP_PAGE), address, out)) {
         return true;
+    }
     return find_in_table(&wide, address, out);
 }
 
 bool
 nrm__block_map_claim(struct nrm__block *block)
 {
-    if (block->segment != NULL)
+    if (block->segment != NULL) {
         return block->owner->ops->claim_block(block->owner, block);
+    }
     struct table *table = table_of(block);
     nrm__lock_acquire(&table->lock);
     bool claimed = remove_locked(table, block->record, (uintptr_t)block->ptr);
@@ -384,10 +413,12 @@ nrm__block_map_claim(struct nrm__block *block)
 void
 nrm__block_map_unclaim(struct nrm__block *block)
 {
-    if (block->segment != NULL)
+    if (block->segment != NULL) {
         block->owner->ops->unclaim_block(block->owner, block);
-    else
+    }
+    else {
         insert(block->record, block);
+    }
 }
 
 void
@@ -431,8 +462,9 @@ nrm__block_map_remove_segment(struct nrm__segment *segment)
     }
     /* In a forked child the readers that another thread had counted in never leave. */
     while (segment->fork_depth == nrm__fork_depth() &&
-           atomic_load(&segment->readers) != 0)
+           atomic_load(&segment->readers) != 0) {
         sched_yield();
+    }
 }
 
 /* ---- start and fork ---- */
@@ -440,8 +472,9 @@ nrm__block_map_remove_segment(struct nrm__segment *segment)
 static void
 for_each_table(void (*call)(struct nrm__lock *lock))
 {
-    for (size_t i = 0; i < N_SHARDS; i++)
+    for (size_t i = 0; i < N_SHARDS; i++) {
         call(&shards[i].lock);
+    }
     call(&wide.lock);
     call(&overlay.lock);
 }

@@ -51,8 +51,8 @@ struct nrm__entry {
     struct nrm__entry *below;     /* an older one with the same start */
     struct nrm__segment *segment; /* a segment; NULL: a block */
     struct nrm__block block;
-    struct nrm__link link;        /* in the retired list */
-    uint64_t stamp;               /* there */
+    struct nrm__link link; /* in the retired list */
+    uint64_t stamp;        /* there */
 };
 
 nrm_status nrm__entry_create(struct nrm__entry **out);

@@ -16,12 +16,14 @@ copy_timed(const struct nrm__driver *driver, nrm_CUdeviceptr target, const void 
 {
     nrm_CUstream stream;
     nrm_CUresult code = driver->cuStreamCreate(&stream, NRM_CU_STREAM_NON_BLOCKING);
-    if (code != NRM_CUDA_SUCCESS)
+    if (code != NRM_CUDA_SUCCESS) {
         return code;
+    }
     uint64_t start = nrm__clock_ns();
     code = driver->cuMemcpyHtoDAsync(target, host, nbytes, stream);
-    if (code == NRM_CUDA_SUCCESS)
+    if (code == NRM_CUDA_SUCCESS) {
         code = driver->cuStreamSynchronize(stream);
+    }
     *out_seconds = (double)(nrm__clock_ns() - start) * 1e-9;
     (void)driver->cuStreamDestroy(stream);
     return code;
@@ -40,8 +42,10 @@ copy_detached(const void *host, size_t nbytes, double *out_seconds)
         (void)scope.driver->cuMemFree(target);
     }
     nrm__cuda_leave(&scope);
-    if (code != NRM_CUDA_SUCCESS)
-        return nrm__cuda_error(code, "a copy of %zu B to device %d", nbytes, scope.device);
+    if (code != NRM_CUDA_SUCCESS) {
+        return nrm__cuda_error(code, "a copy of %zu B to device %d", nbytes,
+                               scope.device);
+    }
     *out_seconds = seconds;
     return NRM_OK;
 }
@@ -49,8 +53,9 @@ copy_detached(const void *host, size_t nbytes, double *out_seconds)
 nrm_status
 nrm__copy_to_device_seconds(const void *host, size_t nbytes, double *out_seconds)
 {
-    if (host == NULL || nbytes == 0)
+    if (host == NULL || nbytes == 0) {
         return nrm__error(NRM_INVALID_VALUE, "nothing to copy");
+    }
     void *token = nrm__detach();
     nrm_status status = copy_detached(host, nbytes, out_seconds);
     nrm__attach(token);

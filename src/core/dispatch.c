@@ -31,9 +31,9 @@ static void
 raise_peak(atomic_int_least64_t *peak, int64_t value)
 {
     int64_t seen = atomic_load_explicit(peak, memory_order_relaxed);
-    while (value > seen &&
-           !atomic_compare_exchange_weak_explicit(peak, &seen, value, memory_order_relaxed,
-                                                  memory_order_relaxed))
+    while (value > seen && !atomic_compare_exchange_weak_explicit(peak, &seen, value,
+                                                                  memory_order_relaxed,
+                                                                  memory_order_relaxed))
         ;
 }
 
@@ -41,8 +41,9 @@ static void
 add(atomic_int_least64_t *current, atomic_int_least64_t *peak, int64_t n)
 {
     int64_t now = atomic_fetch_add_explicit(current, n, memory_order_relaxed) + n;
-    if (n > 0)
+    if (n > 0) {
         raise_peak(peak, now);
+    }
 }
 
 static void
@@ -70,8 +71,9 @@ count_resize(nrm_resource *mr, size_t old_nbytes, size_t nbytes)
     struct nrm__counters *c = &mr->counters;
     int64_t grown = (int64_t)nbytes - (int64_t)old_nbytes;
     add(&c->current_bytes, &c->peak_bytes, grown);
-    if (grown > 0)
+    if (grown > 0) {
         atomic_fetch_add_explicit(&c->total_bytes, grown, memory_order_relaxed);
+    }
 }
 
 /* ---- the inner calls ---- */
@@ -86,16 +88,18 @@ is_adaptor(const nrm_resource *mr)
 static nrm_resource *
 branch_of(nrm_resource *mr, const struct nrm__block *block)
 {
-    if (!is_adaptor(mr))
+    if (!is_adaptor(mr)) {
         return NULL;
+    }
     return mr->ops->branch != NULL ? mr->ops->branch(mr, block) : mr->upstream;
 }
 
 bool
 nrm__leads_to(nrm_resource *mr, const struct nrm__block *block)
 {
-    while (mr != NULL && mr != block->owner)
+    while (mr != NULL && mr != block->owner) {
         mr = branch_of(mr, block);
+    }
     return mr != NULL;
 }
 
@@ -108,8 +112,9 @@ adopt(nrm_resource *mr, const struct nrm__request *request, struct nrm__block *b
     NRM_DEBUG_ASSERT(nrm__is_aligned(block->ptr, request->alignment));
     NRM_DEBUG_ASSERT(block->capacity >= request->nbytes);
     nrm_resource_retain(mr);
-    if (block->segment != NULL)
+    if (block->segment != NULL) {
         return NRM_OK;
+    }
     struct nrm__entry *entry;
     nrm_status status = nrm__entry_create(&entry);
     if (status == NRM_OK) {
@@ -127,8 +132,9 @@ nrm__allocate(nrm_resource *mr, const struct nrm__request *request,
 {
     struct nrm__block block = {0};
     NRM_TRY(mr->ops->allocate(mr, request, &block));
-    if (!is_adaptor(mr))
+    if (!is_adaptor(mr)) {
         NRM_TRY(adopt(mr, request, &block));
+    }
     count_allocation(mr, request->nbytes);
     *out = block;
     return NRM_OK;
@@ -151,8 +157,9 @@ nrm__deallocate(nrm_resource *mr, const struct nrm__block *block, nrm_stream *st
     }
     struct nrm__block gone = *block;
     mr->ops->deallocate(mr, block, stream);
-    if (gone.segment == NULL && !is_retired_by_owner(mr))
+    if (gone.segment == NULL && !is_retired_by_owner(mr)) {
         nrm__block_map_forget(&gone);
+    }
     nrm_resource_release(mr);
 }
 
@@ -160,8 +167,9 @@ void
 nrm__deallocate_later(nrm_resource *mr, const struct nrm__block *block)
 {
     /* Adaptors on the way count now; the owner gets the block when its epoch is done. */
-    for (; mr != block->owner; mr = branch_of(mr, block))
+    for (; mr != block->owner; mr = branch_of(mr, block)) {
         count_deallocation(mr, block->nbytes);
+    }
     count_deallocation(mr, block->nbytes);
     nrm__retire(block, nrm__epoch_stamp());
     nrm_resource_release(mr);
@@ -211,19 +219,25 @@ static nrm_status
 make_request(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *stream,
              struct nrm__request *out)
 {
-    if (alignment == 0)
+    if (alignment == 0) {
         alignment = nrm__kind_alignment(mr->kind);
-    if (!nrm__is_power_of_two(alignment))
+    }
+    if (!nrm__is_power_of_two(alignment)) {
         return nrm__error(NRM_INVALID_VALUE,
                           "the alignment must be a power of two, not %zu B", alignment);
-    if (nbytes > REQUEST_MAX || alignment > REQUEST_MAX - nbytes)
-        return nrm__error(NRM_OUT_OF_MEMORY,
-                          "%zu B at an alignment of %zu B is more than an address space "
-                          "holds",
-                          nbytes, alignment);
-    if (stream != NULL && !nrm_stream_is_usable_here(stream))
-        return nrm__error(NRM_INVALID_VALUE,
-                          "the stream is the per-thread default stream of another thread");
+    }
+    if (nbytes > REQUEST_MAX || alignment > REQUEST_MAX - nbytes) {
+        return nrm__error(
+            NRM_OUT_OF_MEMORY,
+            "%zu B at an alignment of %zu B is more than an address space "
+            "holds",
+            nbytes, alignment);
+    }
+    if (stream != NULL && !nrm_stream_is_usable_here(stream)) {
+        return nrm__error(
+            NRM_INVALID_VALUE,
+            "the stream is the per-thread default stream of another thread");
+    }
     *out = (struct nrm__request){
         .nbytes = nbytes, .alignment = alignment, .stream = stream};
     return NRM_OK;
@@ -243,17 +257,21 @@ static nrm_status
 not_owned(nrm_resource *mr, const void *ptr, const struct nrm__block *found)
 {
     atomic_fetch_add_explicit(&mr->counters.errors, 1, memory_order_relaxed);
-    if (found == NULL)
-        return nrm__error(NRM_NOT_OWNED,
-                          "%p is no live block of this resource: it was freed already, or "
-                          "comes from elsewhere",
-                          ptr);
-    if (found->ptr != ptr)
-        return nrm__error(NRM_NOT_OWNED,
-                          "%p lies %zu B inside the live block of %zu B at %p: only its "
-                          "start can be given back",
-                          ptr, (size_t)((const char *)ptr - (const char *)found->ptr),
-                          found->nbytes, found->ptr);
+    if (found == NULL) {
+        return nrm__error(
+            NRM_NOT_OWNED,
+            "%p is no live block of this resource: it was freed already, or "
+            "comes from elsewhere",
+            ptr);
+    }
+    if (found->ptr != ptr) {
+        return nrm__error(
+            NRM_NOT_OWNED,
+            "%p lies %zu B inside the live block of %zu B at %p: only its "
+            "start can be given back",
+            ptr, (size_t)((const char *)ptr - (const char *)found->ptr), found->nbytes,
+            found->ptr);
+    }
     char name[65];
     nrm_resource_name(found->owner, name, sizeof name);
     return nrm__error(NRM_NOT_OWNED,
@@ -267,10 +285,12 @@ not_owned(nrm_resource *mr, const void *ptr, const struct nrm__block *found)
 static nrm_status
 find_own(nrm_resource *mr, const void *ptr, struct nrm__block *out)
 {
-    if (!nrm__block_map_find(ptr, out))
+    if (!nrm__block_map_find(ptr, out)) {
         return not_owned(mr, ptr, NULL);
-    if (out->ptr == ptr && nrm__leads_to(mr, out))
+    }
+    if (out->ptr == ptr && nrm__leads_to(mr, out)) {
         return NRM_OK;
+    }
     nrm_status status = not_owned(mr, ptr, out);
     nrm_resource_release(out->owner);
     return status;
@@ -293,18 +313,21 @@ allocate(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *stream,
     struct nrm__request request;
     struct nrm__block block;
     nrm_status status = make_request(mr, nbytes, alignment, stream, &request);
-    if (status != NRM_OK)
+    if (status != NRM_OK) {
         return failed_request(status, mr, nbytes);
+    }
     if (nbytes == 0) {
         *out = NULL;
         return NRM_OK;
     }
     request.flags = flags;
     status = nrm__allocate(mr, &request, &block);
-    if (status != NRM_OK)
+    if (status != NRM_OK) {
         return failed_request(status, mr, nbytes);
-    if ((flags & NRM__REQUEST_ZEROED) && !(block.flags & NRM__BLOCK_IS_ZERO))
+    }
+    if ((flags & NRM__REQUEST_ZEROED) && !(block.flags & NRM__BLOCK_IS_ZERO)) {
         zero(&block);
+    }
     *out = block.ptr;
     return NRM_OK;
 }
@@ -320,9 +343,10 @@ nrm_status
 nrm_resource_allocate_zeroed(nrm_resource *mr, size_t nbytes, size_t alignment,
                              nrm_stream *stream, void **out)
 {
-    if (!nrm_kind_is_host_accessible(mr->kind))
+    if (!nrm_kind_is_host_accessible(mr->kind)) {
         return nrm__error(NRM_NOT_SUPPORTED, "%s memory cannot be zeroed from the host",
                           nrm_kind_name(mr->kind));
+    }
     return allocate(mr, nbytes, alignment, stream, NRM__REQUEST_ZEROED, out);
 }
 
@@ -331,15 +355,18 @@ nrm_resource_deallocate(nrm_resource *mr, void *ptr, size_t nbytes, nrm_stream *
 {
     (void)nbytes; /* a hint: what NumPy passes is not always what it asked for */
     struct nrm__block block;
-    if (ptr == NULL)
+    if (ptr == NULL) {
         return NRM_OK;
+    }
     NRM_TRY(find_own(mr, ptr, &block));
     nrm_resource *owner = block.owner;
     nrm_status status = NRM_OK;
-    if (nrm__block_map_claim(&block))
+    if (nrm__block_map_claim(&block)) {
         nrm__deallocate(mr, &block, stream);
-    else
+    }
+    else {
         status = not_owned(mr, ptr, NULL);
+    }
     nrm_resource_release(owner);
     return status;
 }
@@ -355,8 +382,9 @@ move_by_copy(nrm_resource *mr, const struct nrm__block *old,
     memcpy(block.ptr, old->ptr, nrm__min(old->nbytes, request->nbytes));
     if (!nrm__block_map_claim(&again)) {
         nrm_status status = not_owned(mr, old->ptr, NULL);
-        if (nrm__block_map_claim(&block))
+        if (nrm__block_map_claim(&block)) {
             nrm__deallocate(mr, &block, request->stream);
+        }
         return status;
     }
     nrm__deallocate(mr, &again, request->stream);
@@ -369,16 +397,20 @@ reallocate(nrm_resource *mr, struct nrm__block *block,
            const struct nrm__request *request, void **out)
 {
     void *ptr = block->ptr;
-    if (!nrm__block_map_claim(block))
+    if (!nrm__block_map_claim(block)) {
         return not_owned(mr, ptr, NULL);
+    }
     nrm_status status = NRM_NOT_SUPPORTED;
-    if (nrm__is_aligned(ptr, request->alignment))
+    if (nrm__is_aligned(ptr, request->alignment)) {
         status = nrm__reallocate_in_place(mr, block, request);
+    }
     nrm__block_map_unclaim(block);
-    if (status == NRM_NOT_SUPPORTED)
+    if (status == NRM_NOT_SUPPORTED) {
         return move_by_copy(mr, block, request, out);
-    if (status == NRM_OK)
+    }
+    if (status == NRM_OK) {
         *out = block->ptr;
+    }
     return status;
 }
 
@@ -388,14 +420,18 @@ nrm_resource_reallocate(nrm_resource *mr, void *ptr, size_t nbytes, size_t align
 {
     struct nrm__request request;
     struct nrm__block block;
-    if (ptr == NULL)
+    if (ptr == NULL) {
         return nrm_resource_allocate(mr, nbytes, alignment, stream, out);
-    if (!nrm_kind_is_host_accessible(mr->kind))
-        return nrm__error(NRM_NOT_SUPPORTED, "%s memory cannot be resized from the host",
+    }
+    if (!nrm_kind_is_host_accessible(mr->kind)) {
+        return nrm__error(NRM_NOT_SUPPORTED,
+                          "%s memory cannot be resized from the host",
                           nrm_kind_name(mr->kind));
+    }
     nrm_status status = make_request(mr, nbytes, alignment, stream, &request);
-    if (status != NRM_OK)
+    if (status != NRM_OK) {
         return failed_request(status, mr, nbytes);
+    }
     if (nbytes == 0) {
         NRM_TRY(nrm_resource_deallocate(mr, ptr, 0, stream));
         *out = NULL;
@@ -403,8 +439,9 @@ nrm_resource_reallocate(nrm_resource *mr, void *ptr, size_t nbytes, size_t align
     }
     NRM_TRY(find_own(mr, ptr, &block));
     nrm_resource *owner = block.owner;
-    if (nbytes > block.nbytes)
+    if (nbytes > block.nbytes) {
         request.flags |= NRM__REQUEST_GROWING;
+    }
     status = reallocate(mr, &block, &request, out);
     nrm_resource_release(owner);
     return status == NRM_OK ? status : failed_request(status, mr, nbytes);
@@ -415,13 +452,15 @@ nrm_resource_trim(nrm_resource *mr, size_t keep_nbytes, size_t *out_nbytes)
 {
     size_t nbytes = 0;
     for (nrm_resource *each = mr; each != NULL; each = each->upstream) {
-        if (each->ops->trim != NULL)
+        if (each->ops->trim != NULL) {
             NRM_TRY(each->ops->trim(each, keep_nbytes, &nbytes));
+        }
     }
     /* What a pool gave back to a source waits in the retired list; it was counted. */
     (void)nrm__retired_drain((uint64_t)nrm_option_get(NRM_OPT_WAIT_LIMIT));
-    if (out_nbytes != NULL)
+    if (out_nbytes != NULL) {
         *out_nbytes = nbytes;
+    }
     return NRM_OK;
 }
 
@@ -438,8 +477,9 @@ nrm_resource_statistics(nrm_resource *mr, nrm_statistics *out)
         .total_count = atomic_load(&c->total_count),
         .errors = atomic_load(&c->errors),
     };
-    if (mr->ops->statistics != NULL)
+    if (mr->ops->statistics != NULL) {
         mr->ops->statistics(mr, &statistics);
+    }
     *out = statistics;
     return NRM_OK;
 }
@@ -448,8 +488,9 @@ nrm_status
 nrm_block_find(const void *ptr, nrm_block_info *out)
 {
     struct nrm__block block;
-    if (!nrm__block_map_find(ptr, &block))
+    if (!nrm__block_map_find(ptr, &block)) {
         return NRM_NOT_FOUND;
+    }
     bool host = nrm_kind_is_host_accessible(block.owner->kind);
     *out = (nrm_block_info){
         .resource = block.owner,

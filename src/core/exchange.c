@@ -17,8 +17,9 @@ nrm__driver_exchange(const char *path)
     void *token = nrm__detach();
     nrm_status status = nrm__cuda_set_library(path);
     nrm__attach(token);
-    if (status != NRM_OK)
+    if (status != NRM_OK) {
         return status;
+    }
     nrm__epoch_forget_contexts();
     (void)nrm__retired_release_done();
     nrm__warnings_rearm();

@@ -27,15 +27,17 @@ void *
 nrm__detach(void)
 {
     nrm__assert_no_locks();
-    return atomic_load_explicit(&has_hooks, memory_order_acquire) ? hooks.detach() : NULL;
+    return atomic_load_explicit(&has_hooks, memory_order_acquire) ? hooks.detach()
+                                                                  : NULL;
 }
 
 void
 nrm__attach(void *token)
 {
     nrm__assert_no_locks();
-    if (token != NULL)
+    if (token != NULL) {
         hooks.attach(token);
+    }
 }
 
 /* ---- the end ---- */
@@ -72,8 +74,9 @@ void
 nrm__warning_post(enum nrm__warning id, const char *format, ...)
 {
     va_list arguments;
-    if (nrm__is_exiting())
+    if (nrm__is_exiting()) {
         return;
+    }
     nrm__lock_acquire(&lock);
     if (!warnings[id].posted) {
         warnings[id].posted = true;
@@ -89,8 +92,9 @@ bool
 nrm__warning_take(char *out, size_t size)
 {
     bool found = false;
-    if (atomic_load_explicit(&n_unshown, memory_order_acquire) == 0)
+    if (atomic_load_explicit(&n_unshown, memory_order_acquire) == 0) {
         return false;
+    }
     nrm__lock_acquire(&lock);
     for (int id = 0; id < NRM__WARN_COUNT && !found; id++) {
         found = warnings[id].posted && !warnings[id].shown;
@@ -108,8 +112,9 @@ void
 nrm__warnings_rearm(void)
 {
     nrm__lock_acquire(&lock);
-    for (int id = 0; id < NRM__WARN_COUNT; id++)
+    for (int id = 0; id < NRM__WARN_COUNT; id++) {
         warnings[id].posted = warnings[id].shown = false;
+    }
     atomic_store(&n_unshown, 0);
     nrm__lock_release(&lock);
 }
@@ -117,11 +122,13 @@ nrm__warnings_rearm(void)
 void
 nrm__lost_error_note(const nrm_error *error)
 {
-    if (nrm__is_exiting())
+    if (nrm__is_exiting()) {
         return;
+    }
     nrm__lock_acquire(&lock);
-    if (n_lost++ == 0)
+    if (n_lost++ == 0) {
         first_lost = *error;
+    }
     nrm__lock_release(&lock);
 }
 

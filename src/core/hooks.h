@@ -34,10 +34,10 @@ bool nrm__is_exiting(void);
 /* ---- warnings: each is posted at most once, and shown by the layer above ---- */
 
 enum nrm__warning {
-    NRM__WARN_FALLBACK,     /* a handler served ordinary memory */
-    NRM__WARN_FORKED,       /* the same, in a forked child */
-    NRM__WARN_DEVICE_LOST,  /* a sticky device error */
-    NRM__WARN_CAPTURE,      /* a capture was invalidated; no more records */
+    NRM__WARN_FALLBACK,    /* a handler served ordinary memory */
+    NRM__WARN_FORKED,      /* the same, in a forked child */
+    NRM__WARN_DEVICE_LOST, /* a sticky device error */
+    NRM__WARN_CAPTURE,     /* a capture was invalidated; no more records */
     NRM__WARN_COUNT,
 };
 

@@ -30,7 +30,8 @@ struct row {
 static struct nrm__lock lock = NRM__LOCK_INIT(NRM__RANK_REGISTRY);
 static struct row *rows;
 static nrm_resource *per_device[NRM__MAX_DEVICES]; /* retained; NULL: the default */
-static nrm_resource *device_defaults[NRM__MAX_DEVICES]; /* retained; made when asked for */
+static nrm_resource
+    *device_defaults[NRM__MAX_DEVICES]; /* retained; made when asked for */
 static nrm_status (*make_device_default)(int device, nrm_resource **out);
 
 /* ---- rows ---- */
@@ -39,8 +40,9 @@ static struct row *
 find_locked(const char *name)
 {
     struct row *row = rows;
-    while (row != NULL && strcmp(row->name, name) != 0)
+    while (row != NULL && strcmp(row->name, name) != 0) {
         row = row->next;
+    }
     return row;
 }
 
@@ -55,11 +57,13 @@ append_locked(const char *name)
 {
     struct row *row = nrm__node_allocate(sizeof *row);
     struct row **end = &rows;
-    if (row == NULL)
+    if (row == NULL) {
         return NULL;
+    }
     snprintf(row->name, sizeof row->name, "%s", name);
-    while (*end != NULL)
+    while (*end != NULL) {
         end = &(*end)->next;
+    }
     *end = row;
     return row;
 }
@@ -68,14 +72,17 @@ static nrm_status
 check_name(const char *name)
 {
     size_t length = strlen(name);
-    if (length == 0 || length > NAME_MAX_LENGTH)
+    if (length == 0 || length > NAME_MAX_LENGTH) {
         return nrm__error(NRM_INVALID_VALUE,
                           "a name has 1 to %d characters, this one %zu: '%.80s'",
                           NAME_MAX_LENGTH, length, name);
+    }
     for (const char *c = name; *c != '\0'; c++) {
-        if (*c < 0x20 || *c > 0x7e || *c == ':' || *c == '#')
+        if (*c < 0x20 || *c > 0x7e || *c == ':' || *c == '#') {
             return nrm__error(NRM_INVALID_VALUE,
-                              "a name is printable ASCII without ':' and '#': '%s'", name);
+                              "a name is printable ASCII without ':' and '#': '%s'",
+                              name);
+        }
     }
     return NRM_OK;
 }
@@ -87,15 +94,19 @@ unknown(const char *name)
     char known[200] = "";
     size_t length = 0;
     nrm__lock_acquire(&lock);
-    for (struct row *row = rows; row != NULL && length < sizeof known; row = row->next) {
-        if (is_known(row))
+    for (struct row *row = rows; row != NULL && length < sizeof known;
+         row = row->next) {
+        if (is_known(row)) {
             length += (size_t)snprintf(known + length, sizeof known - length, "%s'%s'",
                                        length != 0 ? ", " : "", row->name);
+        }
     }
     nrm__lock_release(&lock);
-    if (length >= sizeof known)
+    if (length >= sizeof known) {
         memcpy(known + sizeof known - 4, "...", 4);
-    return nrm__error(NRM_NOT_FOUND, "no resource is named '%.64s'; known: %s", name, known);
+    }
+    return nrm__error(NRM_NOT_FOUND, "no resource is named '%.64s'; known: %s", name,
+                      known);
 }
 
 /* ---- names ---- */
@@ -109,12 +120,15 @@ nrm__registry_add_builtins(const struct nrm__builtin *builtins, size_t n_builtin
     make_device_default = device_default;
     for (size_t i = 0; i < n_builtins && status == NRM_OK; i++) {
         struct row *row = find_locked(builtins[i].name);
-        if (row == NULL)
+        if (row == NULL) {
             row = append_locked(builtins[i].name);
-        if (row != NULL)
+        }
+        if (row != NULL) {
             row->builtin = &builtins[i];
-        else
+        }
+        else {
             status = nrm__error(NRM_OUT_OF_MEMORY, "no memory for the registry");
+        }
     }
     nrm__lock_release(&lock);
     return status;
@@ -143,8 +157,9 @@ nrm_registry_get(const char *name, nrm_resource **out)
     const struct nrm__builtin *builtin;
     bool known;
     nrm_resource *mr = look_up(name, &builtin, &known);
-    if (mr == NULL && !known)
+    if (mr == NULL && !known) {
         return unknown(name);
+    }
     if (mr == NULL) {
         NRM_TRY(builtin->create(&mr));
         nrm__resource_set_name(mr, name);
@@ -158,8 +173,9 @@ nrm_registry_get(const char *name, nrm_resource **out)
         mr = row->mr;
         nrm_resource_retain(mr);
         nrm__lock_release(&lock);
-        if (mine != mr)
+        if (mine != mr) {
             nrm_resource_release(mine);
+        }
     }
     *out = mr;
     return NRM_OK;
@@ -181,8 +197,9 @@ nrm_registry_set(const char *name, nrm_resource *mr)
     nrm__resource_set_name(mr, name);
     nrm__lock_acquire(&lock);
     struct row *row = find_locked(name);
-    if (row == NULL)
+    if (row == NULL) {
         row = append_locked(name);
+    }
     if (row != NULL) {
         nrm_resource_retain(mr);
         old = row->mr;
@@ -227,11 +244,13 @@ nrm_registry_name(size_t index, char *out, size_t size)
     nrm__lock_acquire(&lock);
     struct row *row = rows;
     for (; row != NULL; row = row->next) {
-        if (is_known(row) && index-- == 0)
+        if (is_known(row) && index-- == 0) {
             break;
+        }
     }
-    if (row != NULL)
+    if (row != NULL) {
         snprintf(out, size, "%s", row->name);
+    }
     nrm__lock_release(&lock);
     return row != NULL ? NRM_OK : NRM_NOT_FOUND;
 }
@@ -242,10 +261,12 @@ nrm_registry_needs_cuda(const char *name)
     nrm__lock_acquire(&lock);
     struct row *row = find_locked(name);
     bool needs = false;
-    if (row != NULL && row->mr != NULL)
+    if (row != NULL && row->mr != NULL) {
         needs = row->mr->kind != NRM_KIND_HOST;
-    else if (row != NULL && row->builtin != NULL)
+    }
+    else if (row != NULL && row->builtin != NULL) {
         needs = row->builtin->needs_cuda;
+    }
     nrm__lock_release(&lock);
     return needs;
 }
@@ -255,9 +276,10 @@ nrm_registry_needs_cuda(const char *name)
 static nrm_status
 check_device(int device)
 {
-    if (device < 0 || device >= NRM__MAX_DEVICES)
+    if (device < 0 || device >= NRM__MAX_DEVICES) {
         return nrm__error(NRM_INVALID_VALUE, "a device ordinal is 0 to %d, not %d",
                           NRM__MAX_DEVICES - 1, device);
+    }
     return NRM_OK;
 }
 
@@ -267,20 +289,23 @@ nrm__registry_device_default(int device, nrm_resource **out)
     NRM_TRY(check_device(device));
     nrm__lock_acquire(&lock);
     nrm_resource *mr = device_defaults[device];
-    if (mr != NULL)
+    if (mr != NULL) {
         nrm_resource_retain(mr);
+    }
     nrm__lock_release(&lock);
     if (mr == NULL) {
         NRM_TRY(make_device_default(device, &mr));
         nrm_resource *mine = mr;
         nrm__lock_acquire(&lock);
-        if (device_defaults[device] == NULL)
+        if (device_defaults[device] == NULL) {
             device_defaults[device] = mr;
+        }
         mr = device_defaults[device];
         nrm_resource_retain(mr);
         nrm__lock_release(&lock);
-        if (mine != mr)
+        if (mine != mr) {
             nrm_resource_release(mine);
+        }
     }
     *out = mr;
     return NRM_OK;
@@ -292,11 +317,13 @@ nrm_get_per_device_resource(int device, nrm_resource **out)
     NRM_TRY(check_device(device));
     nrm__lock_acquire(&lock);
     nrm_resource *mr = per_device[device];
-    if (mr != NULL)
+    if (mr != NULL) {
         nrm_resource_retain(mr);
+    }
     nrm__lock_release(&lock);
-    if (mr == NULL)
+    if (mr == NULL) {
         return nrm__registry_device_default(device, out);
+    }
     *out = mr;
     return NRM_OK;
 }
@@ -305,12 +332,14 @@ nrm_status
 nrm_set_per_device_resource(int device, nrm_resource *mr)
 {
     NRM_TRY(check_device(device));
-    if (mr != NULL && mr->kind == NRM_KIND_HOST)
+    if (mr != NULL && mr->kind == NRM_KIND_HOST) {
         return nrm__error(NRM_INVALID_VALUE,
                           "%s has host memory, which a device cannot use",
                           mr->ops->class_name);
-    if (mr != NULL)
+    }
+    if (mr != NULL) {
         nrm_resource_retain(mr);
+    }
     nrm__lock_acquire(&lock);
     nrm_resource *old = per_device[device];
     per_device[device] = mr;

@@ -27,9 +27,10 @@ nrm__resource_create(const struct nrm__ops *ops, nrm_kind kind, nrm_resource *up
                      size_t struct_nbytes, nrm_resource **out)
 {
     nrm_resource *mr = nrm__node_allocate(struct_nbytes);
-    if (mr == NULL)
+    if (mr == NULL) {
         return nrm__error(NRM_OUT_OF_MEMORY, "no memory for a %s of %zu B",
                           ops->class_name, struct_nbytes);
+    }
     mr->ops = ops;
     mr->kind = kind;
     mr->flags = ops->flags;
@@ -76,8 +77,9 @@ nrm__resource_try_retain(nrm_resource *mr)
     while (count != 0) {
         if (atomic_compare_exchange_weak_explicit(&mr->refcount, &count, count + 1,
                                                   memory_order_acquire,
-                                                  memory_order_relaxed))
+                                                  memory_order_relaxed)) {
             return true;
+        }
     }
     return false;
 }
@@ -90,13 +92,15 @@ nrm_resource_release(nrm_resource *mr)
         size_t before =
             atomic_fetch_sub_explicit(&mr->refcount, 1, memory_order_acq_rel);
         NRM_ASSERT(before != 0);
-        if (before != 1)
+        if (before != 1) {
             return;
+        }
         nrm__lock_acquire(&resources_lock);
         nrm__list_remove(&mr->all);
         nrm__lock_release(&resources_lock);
-        if (mr->ops->finish != NULL)
+        if (mr->ops->finish != NULL) {
             mr->ops->finish(mr);
+        }
         nrm_resource *upstream = mr->upstream;
         nrm__node_deallocate(mr, mr->struct_nbytes);
         mr = upstream;
@@ -109,10 +113,12 @@ nrm__resource_for_each(void (*visit)(nrm_resource *mr, void *context), void *con
     nrm_resource *previous = NULL;
     nrm__lock_acquire(&resources_lock);
     /* A retained resource stays in the list, so its link leads on after the visit. */
-    for (struct nrm__link *link = resources.next; link != &resources; link = link->next) {
+    for (struct nrm__link *link = resources.next; link != &resources;
+         link = link->next) {
         nrm_resource *mr = NRM__CONTAINER(link, nrm_resource, all);
-        if (!nrm__resource_try_retain(mr))
+        if (!nrm__resource_try_retain(mr)) {
             continue;
+        }
         nrm__lock_release(&resources_lock);
         nrm_resource_release(previous);
         visit(mr, context);
@@ -155,8 +161,9 @@ nrm_resource_device(const nrm_resource *mr)
 {
     for (; mr != NULL; mr = mr->upstream) {
         int device = atomic_load_explicit(&mr->device, memory_order_relaxed);
-        if (device != NRM_DEVICE_NONE)
+        if (device != NRM_DEVICE_NONE) {
             return device;
+        }
     }
     return NRM_DEVICE_NONE;
 }
@@ -183,8 +190,9 @@ void
 nrm__resource_set_name(nrm_resource *mr, const char *name)
 {
     int none = 0;
-    if (!atomic_compare_exchange_strong(&mr->naming, &none, 1))
+    if (!atomic_compare_exchange_strong(&mr->naming, &none, 1)) {
         return;
+    }
     snprintf(mr->name, sizeof mr->name, "%s", name);
     atomic_store_explicit(&mr->naming, 2, memory_order_release);
 }
@@ -201,29 +209,34 @@ nrm_resource_name(const nrm_resource *mr, char *out, size_t size)
 static void
 each_for_fork(void (*call)(nrm_resource *mr))
 {
-    for (struct nrm__link *link = resources.next; link != &resources; link = link->next)
+    for (struct nrm__link *link = resources.next; link != &resources;
+         link = link->next) {
         call(NRM__CONTAINER(link, nrm_resource, all));
+    }
 }
 
 static void
 prepare_one(nrm_resource *mr)
 {
-    if (mr->ops->fork_prepare != NULL)
+    if (mr->ops->fork_prepare != NULL) {
         mr->ops->fork_prepare(mr);
+    }
 }
 
 static void
 parent_one(nrm_resource *mr)
 {
-    if (mr->ops->fork_parent != NULL)
+    if (mr->ops->fork_parent != NULL) {
         mr->ops->fork_parent(mr);
+    }
 }
 
 static void
 child_one(nrm_resource *mr)
 {
-    if (mr->ops->fork_child != NULL)
+    if (mr->ops->fork_child != NULL) {
         mr->ops->fork_child(mr);
+    }
 }
 
 static void

@@ -15,8 +15,8 @@
 struct nrm_stream {
     atomic_size_t refcount; /* 0: immortal */
     uintptr_t handle;
-    uint64_t thread;        /* of a per-thread default stream; 0: any */
-    void *keepalive;        /* owned */
+    uint64_t thread; /* of a per-thread default stream; 0: any */
+    void *keepalive; /* owned */
     void (*drop)(void *keepalive);
 };
 
@@ -40,12 +40,13 @@ nrm_stream_wrap(uintptr_t handle, void *keepalive, void (*drop)(void *keepalive)
                 nrm_stream **out)
 {
     nrm_stream *stream = nrm__node_allocate(sizeof *stream);
-    if (stream == NULL)
+    if (stream == NULL) {
         return nrm__error(NRM_OUT_OF_MEMORY, "no memory for a stream");
+    }
     atomic_init(&stream->refcount, 1);
     stream->handle = handle;
-    stream->thread =
-        handle == NRM_STREAM_HANDLE_PER_THREAD ? nrm__thread_state()->id : 0;
+    stream->thread = handle == NRM_STREAM_HANDLE_PER_THREAD ? nrm__thread_state()->id
+                                                            : 0;
     stream->keepalive = keepalive;
     stream->drop = drop;
     *out = stream;
@@ -74,17 +75,20 @@ nrm_status
 nrm_stream_synchronize(nrm_stream *stream)
 {
     struct nrm__cuda_scope scope;
-    if (!nrm_stream_is_usable_here(stream))
-        return nrm__error(NRM_INVALID_VALUE,
-                          "the stream is the per-thread default stream of another thread");
+    if (!nrm_stream_is_usable_here(stream)) {
+        return nrm__error(
+            NRM_INVALID_VALUE,
+            "the stream is the per-thread default stream of another thread");
+    }
     void *token = nrm__detach();
     nrm_status status = nrm__cuda_enter(-1, &scope);
     if (status == NRM_OK) {
         nrm_CUresult code =
             scope.driver->cuStreamSynchronize((nrm_CUstream)stream->handle);
-        if (code != NRM_CUDA_SUCCESS)
+        if (code != NRM_CUDA_SUCCESS) {
             status = nrm__cuda_error(code, "cuStreamSynchronize of stream 0x%zx",
                                      (size_t)stream->handle);
+        }
         nrm__cuda_leave(&scope);
     }
     nrm__attach(token);
@@ -94,18 +98,24 @@ nrm_stream_synchronize(nrm_stream *stream)
 void
 nrm_stream_retain(nrm_stream *stream)
 {
-    if (stream != NULL && atomic_load_explicit(&stream->refcount, memory_order_relaxed))
+    if (stream != NULL &&
+        atomic_load_explicit(&stream->refcount, memory_order_relaxed)) {
         atomic_fetch_add_explicit(&stream->refcount, 1, memory_order_relaxed);
+    }
 }
 
 void
 nrm_stream_release(nrm_stream *stream)
 {
-    if (stream == NULL || !atomic_load_explicit(&stream->refcount, memory_order_relaxed))
+    if (stream == NULL ||
+        !atomic_load_explicit(&stream->refcount, memory_order_relaxed)) {
         return;
-    if (atomic_fetch_sub_explicit(&stream->refcount, 1, memory_order_acq_rel) != 1)
+    }
+    if (atomic_fetch_sub_explicit(&stream->refcount, 1, memory_order_acq_rel) != 1) {
         return;
-    if (stream->drop != NULL)
+    }
+    if (stream->drop != NULL) {
         stream->drop(stream->keepalive);
+    }
     nrm__node_deallocate(stream, sizeof *stream);
 }

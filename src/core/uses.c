@@ -41,7 +41,7 @@ struct slot {
 };
 
 static atomic_uint_least64_t open_number = 1, done_number, recorded_number;
-static atomic_uint_least64_t muted_number; /* oldest epoch of a wait that ran out */
+static atomic_uint_least64_t muted_number;     /* oldest epoch of a wait that ran out */
 static atomic_uint_least64_t lost_generations; /* + 1; 0: no device was lost */
 static atomic_uint_least64_t n_closed, n_records, n_waits, n_polls;
 
@@ -96,11 +96,12 @@ static void
 note_lost(void)
 {
     atomic_store(&lost_generations, nrm__cuda_generations() + 1);
-    nrm__warning_post(NRM__WARN_DEVICE_LOST,
-                      "the CUDA device reports an error that it cannot recover from (%s); "
-                      "page-locked memory that the GPU may still use is not reused, and "
-                      "handlers give out ordinary host memory until the context is reset",
-                      nrm_last_error()->native_name);
+    nrm__warning_post(
+        NRM__WARN_DEVICE_LOST,
+        "the CUDA device reports an error that it cannot recover from (%s); "
+        "page-locked memory that the GPU may still use is not reused, and "
+        "handlers give out ordinary host memory until the context is reset",
+        nrm_last_error()->native_name);
 }
 
 /* ---- closing ---- */
@@ -111,11 +112,13 @@ take_slot(void)
     struct slot *taken = NULL;
     nrm__lock_acquire(&epochs_lock);
     for (int i = 0; i < MAX_PENDING && taken == NULL; i++) {
-        if (slots[i].state == SLOT_FREE)
+        if (slots[i].state == SLOT_FREE) {
             taken = &slots[i];
+        }
     }
-    if (taken != NULL)
+    if (taken != NULL) {
         taken->state = SLOT_CLOSING;
+    }
     nrm__lock_release(&epochs_lock);
     return taken;
 }
@@ -123,8 +126,9 @@ take_slot(void)
 static void
 drop_events(struct slot *slot)
 {
-    for (int i = 0; i < slot->n_events; i++)
+    for (int i = 0; i < slot->n_events; i++) {
         nrm__cuda_event_recycle(&slot->events[i]);
+    }
     slot->n_events = 0;
 }
 
@@ -160,8 +164,9 @@ record_all(struct slot *slot)
         switch (nrm__cuda_record(devices[i], &event)) {
         case NRM__RECORDED:
             atomic_fetch_add_explicit(&n_records, 1, memory_order_relaxed);
-            if (event.handle != NULL)
+            if (event.handle != NULL) {
                 slot->events[slot->n_events++] = event;
+            }
             break;
         case NRM__RECORD_IDLE:
             break;
@@ -181,11 +186,13 @@ record_all(struct slot *slot)
 bool
 nrm__epoch_close(void)
 {
-    if (nrm__is_exiting() || nrm__cuda_is_forked() || nrm__epoch_is_lost())
+    if (nrm__is_exiting() || nrm__cuda_is_forked() || nrm__epoch_is_lost()) {
         return false;
+    }
     struct slot *slot = take_slot();
-    if (slot == NULL)
+    if (slot == NULL) {
         return false;
+    }
     void *token = nrm__detach();
     uint64_t number = atomic_fetch_add(&open_number, 1);
     slot->number = number;
@@ -195,8 +202,9 @@ nrm__epoch_close(void)
     if (recorded) {
         atomic_fetch_add_explicit(&n_closed, 1, memory_order_relaxed);
         raise_to(&recorded_number, number);
-        if (slot->n_events == 0)
+        if (slot->n_events == 0) {
             raise_to(&done_number, number);
+        }
     }
     else {
         /* The number was published without a record: a later epoch covers its blocks. */
@@ -204,8 +212,9 @@ nrm__epoch_close(void)
     }
     set_state(slot, slot->n_events != 0 ? SLOT_RECORDED : SLOT_FREE);
     nrm__attach(token);
-    if (recorded)
+    if (recorded) {
         (void)nrm__epoch_poll();
+    }
     return recorded;
 }
 
@@ -219,11 +228,13 @@ take_oldest(void)
     nrm__lock_acquire(&epochs_lock);
     for (int i = 0; i < MAX_PENDING; i++) {
         if (slots[i].state == SLOT_RECORDED &&
-            (oldest == NULL || slots[i].number < oldest->number))
+            (oldest == NULL || slots[i].number < oldest->number)) {
             oldest = &slots[i];
+        }
     }
-    if (oldest != NULL)
+    if (oldest != NULL) {
         oldest->state = SLOT_QUERIED;
+    }
     nrm__lock_release(&epochs_lock);
     return oldest;
 }
@@ -235,10 +246,12 @@ query(struct slot *slot)
     while (slot->n_events > 0) {
         struct nrm__cuda_event *last = &slot->events[slot->n_events - 1];
         nrm_status status = nrm__cuda_event_query(last);
-        if (status == NRM_DEVICE_LOST)
+        if (status == NRM_DEVICE_LOST) {
             note_lost();
-        if (status != NRM_OK)
+        }
+        if (status != NRM_OK) {
             return false;
+        }
         nrm__cuda_event_recycle(last);
         slot->n_events--;
     }
@@ -250,13 +263,15 @@ nrm__epoch_poll(void)
 {
     bool more = false;
     struct slot *slot;
-    if (nrm__is_exiting() || nrm__cuda_is_forked() || nrm__epoch_is_lost())
+    if (nrm__is_exiting() || nrm__cuda_is_forked() || nrm__epoch_is_lost()) {
         return false;
+    }
     atomic_fetch_add_explicit(&n_polls, 1, memory_order_relaxed);
     while ((slot = take_oldest()) != NULL) {
         bool covered = nrm__epoch_is_done(slot->number);
-        if (covered)
+        if (covered) {
             drop_events(slot);
+        }
         else if (!query(slot)) {
             set_state(slot, SLOT_RECORDED);
             break;
@@ -275,8 +290,10 @@ oldest_pending(void)
     uint64_t oldest = 0;
     nrm__lock_acquire(&epochs_lock);
     for (int i = 0; i < MAX_PENDING; i++) {
-        if (slots[i].state >= SLOT_RECORDED && (oldest == 0 || slots[i].number < oldest))
+        if (slots[i].state >= SLOT_RECORDED &&
+            (oldest == 0 || slots[i].number < oldest)) {
             oldest = slots[i].number;
+        }
     }
     nrm__lock_release(&epochs_lock);
     return oldest;
@@ -287,14 +304,18 @@ nrm__epoch_wait(uint64_t limit_ns)
 {
     uint64_t before = atomic_load(&done_number);
     uint64_t oldest = oldest_pending();
-    if (nrm__epoch_poll() || atomic_load(&done_number) != before)
+    if (nrm__epoch_poll() || atomic_load(&done_number) != before) {
         return true;
-    if (oldest == 0 || limit_ns == 0)
+    }
+    if (oldest == 0 || limit_ns == 0) {
         return false;
-    if (limit_ns != UINT64_MAX && atomic_load(&muted_number) == oldest)
+    }
+    if (limit_ns != UINT64_MAX && atomic_load(&muted_number) == oldest) {
         return false;
-    if (nrm__is_exiting() || nrm__cuda_is_forked())
+    }
+    if (nrm__is_exiting() || nrm__cuda_is_forked()) {
         return false;
+    }
     atomic_fetch_add_explicit(&n_waits, 1, memory_order_relaxed);
     uint64_t start = nrm__clock_ns(), pause = POLL_FIRST_NS;
     bool more = false;
@@ -305,8 +326,9 @@ nrm__epoch_wait(uint64_t limit_ns)
         pause = pause < POLL_LAST_NS ? 2 * pause : pause;
         more = nrm__epoch_poll() || atomic_load(&done_number) != before;
     }
-    if (!more)
+    if (!more) {
         atomic_store(&muted_number, oldest);
+    }
     nrm__attach(token);
     return more;
 }
@@ -331,8 +353,9 @@ nrm__epoch_forget_contexts(void)
 static struct nrm__entry *
 entry_for(const struct nrm__block *block)
 {
-    if (block->segment == NULL)
+    if (block->segment == NULL) {
         return block->record;
+    }
     return nrm__node_allocate(sizeof(struct nrm__entry));
 }
 
@@ -344,7 +367,8 @@ nrm__retire(const struct nrm__block *block, uint64_t stamp)
         /* No memory for a list node: better lost than handed out too early. */
         nrm__lost_error_note(&(nrm_error){
             .status = NRM_OUT_OF_MEMORY,
-            .message = "a freed block was lost: no memory to note that the GPU may use it",
+            .message =
+                "a freed block was lost: no memory to note that the GPU may use it",
             .requested_nbytes = block->nbytes,
         });
         return;
@@ -366,8 +390,9 @@ nrm__retired_nbytes(const nrm_resource *owner)
     nrm__lock_acquire(&retired_lock);
     for (struct nrm__link *link = retired.next; link != &retired; link = link->next) {
         struct nrm__entry *entry = NRM__CONTAINER(link, struct nrm__entry, link);
-        if (owner == NULL || entry->block.owner == owner)
+        if (owner == NULL || entry->block.owner == owner) {
             nbytes += entry->block.capacity;
+        }
     }
     nrm__lock_release(&retired_lock);
     return nbytes;
@@ -404,10 +429,12 @@ release_one(struct nrm__entry *entry)
     struct nrm__block block = entry->block;
     size_t nbytes = block.capacity;
     nrm_resource *owner = block.owner;
-    if (owner->ops->release_block != NULL)
+    if (owner->ops->release_block != NULL) {
         owner->ops->release_block(owner, &block);
-    else
+    }
+    else {
         owner->ops->deallocate(owner, &block, NULL);
+    }
     nrm__entry_destroy(entry);
     nrm_resource_release(owner);
     atomic_fetch_sub_explicit(&n_retired, 1, memory_order_release);
@@ -418,8 +445,9 @@ static size_t
 release_all(struct nrm__link *ready)
 {
     size_t nbytes = 0;
-    if (nrm__list_is_empty(ready))
+    if (nrm__list_is_empty(ready)) {
         return 0;
+    }
     void *token = nrm__detach();
     while (!nrm__list_is_empty(ready)) {
         struct nrm__link *link = ready->next;
@@ -434,8 +462,9 @@ size_t
 nrm__retired_release_done(void)
 {
     struct nrm__link ready;
-    if (nrm__is_exiting() || nrm__retired_is_empty())
+    if (nrm__is_exiting() || nrm__retired_is_empty()) {
         return 0;
+    }
     (void)nrm__epoch_poll();
     (void)take_ready(&ready);
     return release_all(&ready);
@@ -445,18 +474,21 @@ size_t
 nrm__retired_drain(uint64_t limit_ns)
 {
     struct nrm__link ready;
-    if (nrm__is_exiting() || nrm__retired_is_empty())
+    if (nrm__is_exiting() || nrm__retired_is_empty()) {
         return 0;
+    }
     (void)nrm__epoch_poll();
     uint64_t newest = take_ready(&ready);
     size_t nbytes = release_all(&ready);
-    if (newest > nrm__epoch_newest_recorded())
+    if (newest > nrm__epoch_newest_recorded()) {
         (void)nrm__epoch_close();
+    }
     while (newest != 0) {
         newest = take_ready(&ready);
         nbytes += release_all(&ready);
-        if (newest == 0 || !nrm__epoch_wait(limit_ns))
+        if (newest == 0 || !nrm__epoch_wait(limit_ns)) {
             break;
+        }
     }
     return nbytes;
 }
@@ -481,8 +513,9 @@ nrm__epoch_counts(struct nrm__epoch_counts *out)
         .polls = atomic_load(&n_polls),
     };
     nrm__lock_acquire(&epochs_lock);
-    for (int i = 0; i < MAX_PENDING; i++)
+    for (int i = 0; i < MAX_PENDING; i++) {
         out->pending += slots[i].state != SLOT_FREE;
+    }
     nrm__lock_release(&epochs_lock);
 }
 

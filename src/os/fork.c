@@ -119,7 +119,7 @@ on_child(void)
             nrm__lock_fork_child(hook->lock);
         }
     }
-    pthread_mutex_init(&fork_now.lock, NULL);
+    pthread_mutex_unlock(&fork_now.lock);
 }
 
 __attribute__((constructor)) static void

@@ -40,7 +40,8 @@ nrm__page_size(void)
 
 /* ---- mapping ---- */
 
-/* Address space without rights or memory, at `alignment`. */
+/* Address space at `alignment`, without rights, so that no memory is accounted for it; not
+   MAP_NORESERVE, which would keep it that way when it gets rights. */
 static int
 reserve(size_t nbytes, size_t alignment, char **out)
 {
@@ -48,7 +49,7 @@ reserve(size_t nbytes, size_t alignment, char **out)
     if (nbytes > SIZE_MAX - slack) {
         return ENOMEM;
     }
-    char *space = mmap(NULL, nbytes + slack, PROT_NONE, PLAIN | MAP_NORESERVE, -1, 0);
+    char *space = mmap(NULL, nbytes + slack, PROT_NONE, PLAIN, -1, 0);
     if (space == MAP_FAILED) {
         return errno;
     }

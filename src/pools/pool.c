@@ -34,7 +34,6 @@
 #include "pools/pool.h"
 #include "pools/pool_internal.h"
 
-#define FIRST_SEGMENT_NBYTES (8 * NRM__MIB)
 #define WAIT_MIN_NBYTES NRM__MIB /* requests of fewer bytes never wait for the GPU */
 #define PARKED_BLOCKS 4          /* parked blocks of the size asked that are let be */
 #define SLACK_SHIFT 3            /* a block that moves to grow gets an eighth more */
@@ -49,218 +48,6 @@ pool_from(nrm_resource *mr)
     return (struct nrm__pool *)mr;
 }
 
-/* ---- segments ---- */
-
-static struct nrm__pool_block *
-block_for_segment(struct nrm__segment *segment, bool is_zero)
-{
-    struct nrm__pool_block *block = nrm__node_allocate(sizeof *block);
-    if (block == NULL)
-        return NULL;
-    block->node.start = segment->start;
-    block->node.nbytes = segment->nbytes;
-    block->segment = segment;
-    block->is_zero = is_zero;
-    nrm__list_init(&block->link);
-    return block;
-}
-
-/* Takes a segment of `nbytes` of the upstream and makes it one free block. */
-static nrm_status
-take_segment(struct nrm__pool *pool, size_t nbytes, size_t alignment)
-{
-    struct nrm__request request = {.nbytes = nbytes, .alignment = alignment};
-    nrm_resource *upstream = pool->base.upstream;
-    struct nrm__block block;
-    struct nrm__segment *segment = NULL;
-    struct nrm__pool_block *whole = NULL;
-    NRM_TRY(nrm__allocate(upstream, &request, &block));
-    size_t usable = nrm__align_down(nrm__max(block.capacity, nbytes), pool->granule);
-    nrm_status status = nrm__segment_create(&pool->base, block.ptr, usable, &segment);
-    if (status != NRM_OK)
-        goto fail_segment;
-    segment->upstream = block;
-    segment->generation = nrm__cuda_generations();
-    whole = block_for_segment(segment, (block.flags & NRM__BLOCK_IS_ZERO) != 0);
-    if (whole == NULL) {
-        status = nrm__error(NRM_OUT_OF_MEMORY, "no memory to describe a block");
-        goto fail_block;
-    }
-    status = nrm__block_map_add_segment(segment);
-    if (status != NRM_OK)
-        goto fail_map;
-    nrm__lock_acquire(&pool->lock);
-    nrm__list_append(&pool->segments, &segment->link);
-    nrm__tree_insert(&pool->tree, &whole->node);
-    nrm__pool_bin_insert_locked(pool, whole);
-    pool->reserved_nbytes += usable;
-    nrm__lock_release(&pool->lock);
-    return NRM_OK;
-
-fail_map:
-    nrm__node_deallocate(whole, sizeof *whole);
-fail_block:
-    nrm__segment_destroy(segment);
-fail_segment:
-    nrm__give_back(upstream, &block, false);
-    return status;
-}
-
-/* The block of a segment that is free as a whole, or NULL. */
-static struct nrm__pool_block *
-whole_locked(struct nrm__pool *pool, struct nrm__segment *segment)
-{
-    struct nrm__pool_block *block = nrm__pool_block_of(nrm__tree_find(&pool->tree, segment->start));
-    return block->state == NRM__POOL_FREE && nrm__pool_size_of(block) == segment->nbytes ? block : NULL;
-}
-
-/* Takes one segment that is free as a whole, and of more than `min_nbytes`, out of the
-   pool; NULL: there is none, or less than `keep_nbytes` would stay free. */
-static struct nrm__segment *
-detach_segment_locked(struct nrm__pool *pool, size_t min_nbytes, size_t keep_nbytes)
-{
-    for (struct nrm__link *link = pool->segments.previous; link != &pool->segments;
-         link = link->previous) {
-        struct nrm__segment *segment = NRM__CONTAINER(link, struct nrm__segment, link);
-        struct nrm__pool_block *block = whole_locked(pool, segment);
-        if (block == NULL || segment->nbytes <= min_nbytes ||
-            pool->free_nbytes - segment->nbytes < keep_nbytes)
-            continue;
-        nrm__pool_bin_remove_locked(pool, block);
-        nrm__tree_remove(&pool->tree, &block->node);
-        nrm__node_deallocate(block, sizeof *block);
-        nrm__list_remove(&segment->link);
-        pool->reserved_nbytes -= segment->nbytes;
-        return segment;
-    }
-    return NULL;
-}
-
-static size_t
-drop_segment(struct nrm__pool *pool, struct nrm__segment *segment, bool later)
-{
-    size_t nbytes = segment->nbytes;
-    nrm__block_map_remove_segment(segment);
-    nrm__give_back(pool->base.upstream, &segment->upstream, later);
-    nrm__segment_destroy(segment);
-    return nbytes;
-}
-
-/* Gives segments that are free as a whole, and of more than `min_nbytes`, back to the
-   upstream while more than `keep_nbytes` stay free. */
-static size_t
-give_segments_back(struct nrm__pool *pool, size_t min_nbytes, size_t keep_nbytes)
-{
-    size_t nbytes = 0;
-    for (;;) {
-        nrm__lock_acquire(&pool->lock);
-        struct nrm__segment *segment =
-            detach_segment_locked(pool, min_nbytes, keep_nbytes);
-        nrm__lock_release(&pool->lock);
-        if (segment == NULL)
-            return nbytes;
-        nbytes += drop_segment(pool, segment, false);
-    }
-}
-
-/* ---- growth ---- */
-
-/* What an upstream is asked to align segments to: whole huge pages where it maps memory
-   itself, and the page of the block map where it can. */
-static size_t
-segment_alignment(const struct nrm__pool *pool)
-{
-    const nrm_resource *upstream = pool->base.upstream;
-    bool maps = upstream->kind == NRM_KIND_HOST || upstream->kind == NRM_KIND_PINNED;
-    if (!maps || (upstream->ops->flags & NRM__OPS_OVERLAY))
-        return pool->granule;
-    return NRM__HUGE_PAGE;
-}
-
-/* Books `nbytes` against the limit, before the upstream is asked. */
-static bool
-book_growth(struct nrm__pool *pool, size_t nbytes)
-{
-    nrm__lock_acquire(&pool->lock);
-    size_t taken = pool->reserved_nbytes + pool->growing_nbytes;
-    bool fits_limit = taken <= pool->maximum_nbytes &&
-                      nbytes <= pool->maximum_nbytes - taken;
-    if (fits_limit)
-        pool->growing_nbytes += nbytes;
-    nrm__lock_release(&pool->lock);
-    return fits_limit;
-}
-
-static void
-unbook_growth(struct nrm__pool *pool, size_t nbytes)
-{
-    nrm__lock_acquire(&pool->lock);
-    pool->growing_nbytes -= nbytes;
-    nrm__lock_release(&pool->lock);
-}
-
-static nrm_status
-full(struct nrm__pool *pool, size_t nbytes)
-{
-    char asked[32], limit[32], reserved[32], live[32], parked[32];
-    nrm__lock_acquire(&pool->lock);
-    nrm_format_nbytes(pool->maximum_nbytes, limit, sizeof limit);
-    nrm_format_nbytes(pool->reserved_nbytes, reserved, sizeof reserved);
-    nrm_format_nbytes(pool->live_nbytes, live, sizeof live);
-    nrm_format_nbytes(pool->parked_nbytes, parked, sizeof parked);
-    nrm__lock_release(&pool->lock);
-    nrm_format_nbytes(nbytes, asked, sizeof asked);
-    return nrm__error(NRM_OUT_OF_MEMORY,
-                      "the pool is full: %s asked, limit %s, %s reserved, %s in use, %s "
-                      "freed but not done on the GPU",
-                      asked, limit, reserved, live, parked);
-}
-
-/* Bytes of the next segment for a request of `nbytes`: twice what there is, within
-   bounds, and whole huge pages. */
-static size_t
-next_segment_nbytes(struct nrm__pool *pool, size_t nbytes)
-{
-    nrm__lock_acquire(&pool->lock);
-    size_t ahead = nrm__max(pool->reserved_nbytes, FIRST_SEGMENT_NBYTES);
-    nrm__lock_release(&pool->lock);
-    ahead = nrm__min(ahead, pool->segment_nbytes);
-    return nrm__align_up(nrm__max(ahead, nbytes), NRM__HUGE_PAGE);
-}
-
-static nrm_status
-grow_by(struct nrm__pool *pool, size_t nbytes, size_t asked)
-{
-    if (!book_growth(pool, nbytes))
-        return full(pool, asked);
-    nrm_status status = take_segment(pool, nbytes, segment_alignment(pool));
-    unbook_growth(pool, nbytes);
-    return status;
-}
-
-/* Grows so that a block of `nbytes` fits. Segments that were made for one large block and
-   are free now go back first: what they held does not fit, and would only pile up. */
-static nrm_status
-grow(struct nrm__pool *pool, size_t nbytes, size_t alignment)
-{
-    size_t needed = nbytes;
-    size_t have = segment_alignment(pool);
-    if (alignment > have)
-        needed += alignment - pool->granule;
-    size_t rounded = next_segment_nbytes(pool, needed);
-    give_segments_back(pool, pool->segment_nbytes, 0);
-    nrm_status status = grow_by(pool, rounded, nbytes);
-    size_t exact = nrm__align_up(needed, pool->granule);
-    if (status == NRM_OUT_OF_MEMORY && exact < rounded)
-        status = grow_by(pool, exact, nbytes);
-    if (status == NRM_OUT_OF_MEMORY && give_segments_back(pool, 0, 0) != 0) {
-        /* The memory that other sizes had kept may be enough. */
-        (void)nrm__retired_drain(0);
-        status = grow_by(pool, exact, nbytes);
-    }
-    return status;
-}
-
 /* ---- allocation ---- */
 
 static struct nrm__pool_block *
@@ -268,8 +55,9 @@ try_take(struct nrm__pool *pool, size_t nbytes, size_t alignment, size_t *out_un
          size_t *out_parked)
 {
     nrm__lock_acquire(&pool->lock);
-    if (pool->tracked)
+    if (pool->tracked) {
         nrm__pool_reclaim_locked(pool);
+    }
     struct nrm__pool_block *block = nrm__pool_take_locked(pool, nbytes, alignment);
     *out_unclosed = nrm__pool_unclosed_locked(pool);
     *out_parked = pool->parked_nbytes;
@@ -302,31 +90,40 @@ wait_for_epoch(struct nrm__pool *pool, uint64_t limit_ns)
    or from parked memory after a wait: in this order, each tried once more after it made
    progress. */
 static nrm_status
-find_memory(struct nrm__pool *pool, size_t nbytes, size_t alignment, struct nrm__pool_block **out)
+find_memory(struct nrm__pool *pool, size_t nbytes, size_t alignment,
+            struct nrm__pool_block **out)
 {
     size_t unclosed, parked;
     bool may_wait = nbytes >= WAIT_MIN_NBYTES;
-    size_t limit = nrm__max(pool->parked_limit, PARKED_BLOCKS * nrm__min(nbytes, NRM__GIB));
+    size_t limit =
+        nrm__max(pool->parked_limit, PARKED_BLOCKS * nrm__min(nbytes, NRM__GIB));
     for (;;) {
         *out = try_take(pool, nbytes, alignment, &unclosed, &parked);
-        if (*out != NULL)
+        if (*out != NULL) {
             return NRM_OK;
-        if (parked != 0 && nrm__epoch_poll())
+        }
+        if (parked != 0 && nrm__epoch_poll()) {
             continue;
-        if (unclosed != 0 && close_epoch(pool))
+        }
+        if (unclosed != 0 && close_epoch(pool)) {
             continue;
-        if (parked > limit && may_wait && wait_for_epoch(pool, pool->wait_limit_ns))
+        }
+        if (parked > limit && may_wait && wait_for_epoch(pool, pool->wait_limit_ns)) {
             continue;
-        nrm_status status = grow(pool, nbytes, alignment);
-        if (status == NRM_OK)
+        }
+        nrm_status status = nrm__pool_grow(pool, nbytes, alignment);
+        if (status == NRM_OK) {
             continue;
-        if (status != NRM_OUT_OF_MEMORY || parked == 0)
+        }
+        if (status != NRM_OUT_OF_MEMORY || parked == 0) {
             return status;
+        }
         uint64_t wait_ns = pool->waits_when_full ? UINT64_MAX
                            : may_wait            ? pool->wait_limit_ns
                                                  : 0;
-        if (wait_ns == 0 || !wait_for_epoch(pool, wait_ns))
+        if (wait_ns == 0 || !wait_for_epoch(pool, wait_ns)) {
             return status;
+        }
     }
 }
 
@@ -338,8 +135,9 @@ close_full_epoch(struct nrm__pool *pool)
     nrm__lock_acquire(&pool->lock);
     size_t unclosed = nrm__pool_unclosed_locked(pool);
     nrm__lock_release(&pool->lock);
-    if (unclosed >= pool->epoch_nbytes)
+    if (unclosed >= pool->epoch_nbytes) {
         (void)close_epoch(pool);
+    }
 }
 
 /* After a context was reset by somebody else the segment is registered anew. */
@@ -348,10 +146,12 @@ renew_segment(struct nrm__pool *pool, struct nrm__segment *segment)
 {
     nrm_resource *upstream = pool->base.upstream;
     uint64_t now = nrm__cuda_generations();
-    if (segment->generation == now)
+    if (segment->generation == now) {
         return NRM_OK;
-    if (upstream->ops->renew_block != NULL)
+    }
+    if (upstream->ops->renew_block != NULL) {
         NRM_TRY(upstream->ops->renew_block(upstream, &segment->upstream));
+    }
     segment->generation = now;
     return NRM_OK;
 }
@@ -359,16 +159,20 @@ renew_segment(struct nrm__pool *pool, struct nrm__segment *segment)
 static nrm_status
 check_usable(const struct nrm__pool *pool)
 {
-    if (nrm__cuda_is_forked())
-        return nrm__error(NRM_CUDA_UNAVAILABLE,
-                          "this process was forked after its parent had initialised CUDA: "
-                          "%s memory cannot be had here; start workers with the spawn "
-                          "method, or allocate before the fork",
-                          nrm_kind_name(pool->base.kind));
-    if (nrm__epoch_is_lost())
-        return nrm__error(NRM_DEVICE_LOST,
-                          "the CUDA device reports an error that it cannot recover from: "
-                          "memory that it may still use is not handed out");
+    if (nrm__cuda_is_forked()) {
+        return nrm__error(
+            NRM_CUDA_UNAVAILABLE,
+            "this process was forked after its parent had initialised CUDA: "
+            "%s memory cannot be had here; start workers with the spawn "
+            "method, or allocate before the fork",
+            nrm_kind_name(pool->base.kind));
+    }
+    if (nrm__epoch_is_lost()) {
+        return nrm__error(
+            NRM_DEVICE_LOST,
+            "the CUDA device reports an error that it cannot recover from: "
+            "memory that it may still use is not handed out");
+    }
     return NRM_OK;
 }
 
@@ -377,8 +181,9 @@ block_nbytes(const struct nrm__pool *pool, const struct nrm__request *request)
 {
     size_t nbytes = request->nbytes;
     if ((request->flags & NRM__REQUEST_GROWING) && nbytes >= SLACK_MIN_NBYTES &&
-        nbytes <= pool->maximum_nbytes / 2)
+        nbytes <= pool->maximum_nbytes / 2) {
         nbytes += nbytes >> SLACK_SHIFT;
+    }
     return nrm__align_up(nbytes, pool->granule);
 }
 
@@ -408,13 +213,17 @@ allocate_block(struct nrm__pool *pool, const struct nrm__request *request,
 {
     size_t alignment = nrm__max(request->alignment, pool->granule);
     struct nrm__pool_block *block;
-    if (nrm_kind_is_host_accessible(pool->base.kind) &&
-        pool->base.kind != NRM_KIND_HOST) {
-        NRM_TRY(check_usable(pool));
+    bool gpu_visible = pool->base.kind == NRM_KIND_PINNED ||
+                       pool->base.kind == NRM_KIND_MANAGED;
+    if (gpu_visible) {
         nrm__cuda_check_generations();
     }
-    if (pool->tracked)
+    if (pool->tracked) {
         close_full_epoch(pool);
+    }
+    if (gpu_visible) {
+        NRM_TRY(check_usable(pool));
+    }
     NRM_TRY(find_memory(pool, block_nbytes(pool, request), alignment, &block));
     nrm_status status = renew_segment(pool, block->segment);
     if (status != NRM_OK) {
@@ -423,17 +232,20 @@ allocate_block(struct nrm__pool *pool, const struct nrm__request *request,
     }
     block->nbytes = request->nbytes;
     fill(block, out);
-    if (block->is_zero)
+    if (block->is_zero) {
         out->flags |= NRM__BLOCK_IS_ZERO;
+    }
     return NRM_OK;
 }
 
 static nrm_status
-pool_allocate(nrm_resource *mr, const struct nrm__request *request, struct nrm__block *out)
+pool_allocate(nrm_resource *mr, const struct nrm__request *request,
+              struct nrm__block *out)
 {
     struct nrm__pool *pool = pool_from(mr);
-    if (pool->has_slabs && nrm__slabs_takes(request->nbytes, request->alignment))
+    if (pool->has_slabs && nrm__slabs_takes(request->nbytes, request->alignment)) {
         return nrm__slabs_allocate(&pool->slabs, request->nbytes, out);
+    }
     return allocate_block(pool, request, out);
 }
 
@@ -443,13 +255,16 @@ static void
 deallocate_block(struct nrm__pool *pool, uintptr_t start)
 {
     nrm__lock_acquire(&pool->lock);
-    struct nrm__pool_block *block = nrm__pool_block_of(nrm__tree_find(&pool->tree, start));
+    struct nrm__pool_block *block =
+        nrm__pool_block_of(nrm__tree_find(&pool->tree, start));
     NRM_ASSERT(block != NULL && block->state == NRM__POOL_CLAIMED);
     pool->live_nbytes -= nrm__pool_size_of(block);
-    if (pool->tracked)
+    if (pool->tracked) {
         nrm__pool_park_locked(pool, block);
-    else
+    }
+    else {
         nrm__pool_free_locked(pool, block, false);
+    }
     nrm__lock_release(&pool->lock);
 }
 
@@ -457,10 +272,12 @@ static void
 pool_deallocate(nrm_resource *mr, const struct nrm__block *block, nrm_stream *stream)
 {
     struct nrm__pool *pool = pool_from(mr);
-    if (nrm__segment_is_slab(block->segment))
+    if (nrm__segment_is_slab(block->segment)) {
         nrm__slabs_deallocate(&pool->slabs, block);
-    else
+    }
+    else {
         deallocate_block(pool, (uintptr_t)block->ptr);
+    }
 }
 
 /* ---- chunks of the slabs ---- */
@@ -478,11 +295,13 @@ static bool
 claim_block(struct nrm__pool *pool, const void *ptr)
 {
     nrm__lock_acquire(&pool->lock);
-    struct nrm__pool_block *block = nrm__pool_block_of(nrm__tree_find(&pool->tree, (uintptr_t)ptr));
+    struct nrm__pool_block *block =
+        nrm__pool_block_of(nrm__tree_find(&pool->tree, (uintptr_t)ptr));
     bool claimed = block != NULL && block->state == NRM__POOL_LIVE &&
                    block->node.start == (uintptr_t)ptr;
-    if (claimed)
+    if (claimed) {
         block->state = NRM__POOL_CLAIMED;
+    }
     nrm__lock_release(&pool->lock);
     return claimed;
 }
@@ -503,13 +322,16 @@ pool_find_block(nrm_resource *mr, struct nrm__segment *segment, const void *ptr,
                 struct nrm__block *out)
 {
     struct nrm__pool *pool = pool_from(mr);
-    if (nrm__segment_is_slab(segment))
+    if (nrm__segment_is_slab(segment)) {
         return nrm__slabs_find(segment, ptr, out);
+    }
     nrm__lock_acquire(&pool->lock);
-    struct nrm__pool_block *block = nrm__pool_block_of(nrm__tree_find(&pool->tree, (uintptr_t)ptr));
+    struct nrm__pool_block *block =
+        nrm__pool_block_of(nrm__tree_find(&pool->tree, (uintptr_t)ptr));
     bool found = block != NULL && block->state == NRM__POOL_LIVE;
-    if (found)
+    if (found) {
         fill(block, out);
+    }
     nrm__lock_release(&pool->lock);
     return found;
 }
@@ -517,8 +339,9 @@ pool_find_block(nrm_resource *mr, struct nrm__segment *segment, const void *ptr,
 static bool
 pool_claim_block(nrm_resource *mr, struct nrm__block *block)
 {
-    if (nrm__segment_is_slab(block->segment))
+    if (nrm__segment_is_slab(block->segment)) {
         return nrm__slabs_claim(block);
+    }
     return claim_block(pool_from(mr), block->ptr);
 }
 
@@ -556,10 +379,12 @@ pool_reallocate(nrm_resource *mr, struct nrm__block *block,
     struct nrm__pool_block *own =
         nrm__pool_block_of(nrm__tree_find(&pool->tree, (uintptr_t)block->ptr));
     bool done = nbytes <= nrm__pool_size_of(own);
-    if (done && nbytes < nrm__pool_size_of(own) / 2)
+    if (done && nbytes < nrm__pool_size_of(own) / 2) {
         nrm__pool_cut_tail_locked(pool, own, nbytes);
-    else if (!done)
+    }
+    else if (!done) {
         done = nrm__pool_extend_locked(pool, own, nbytes, block_nbytes(pool, request));
+    }
     block->capacity = nrm__pool_size_of(own);
     nrm__lock_release(&pool->lock);
     return done ? NRM_OK : NRM_NOT_SUPPORTED;
@@ -572,20 +397,23 @@ pool_trim(nrm_resource *mr, size_t keep_nbytes, size_t *out_nbytes)
 {
     struct nrm__pool *pool = pool_from(mr);
     size_t slab_nbytes = 0, unclosed, parked;
-    if (pool->has_slabs)
+    if (pool->has_slabs) {
         nrm__slabs_trim(&pool->slabs, keep_nbytes, &slab_nbytes);
+    }
     for (;;) {
         nrm__lock_acquire(&pool->lock);
         nrm__pool_reclaim_locked(pool);
         unclosed = nrm__pool_unclosed_locked(pool);
         parked = pool->parked_nbytes;
         nrm__lock_release(&pool->lock);
-        if (unclosed != 0 && close_epoch(pool))
+        if (unclosed != 0 && close_epoch(pool)) {
             continue;
-        if (parked == 0 || !wait_for_epoch(pool, pool->wait_limit_ns))
+        }
+        if (parked == 0 || !wait_for_epoch(pool, pool->wait_limit_ns)) {
             break;
+        }
     }
-    *out_nbytes += give_segments_back(pool, 0, keep_nbytes);
+    *out_nbytes += nrm__pool_give_segments_back(pool, 0, keep_nbytes);
     return NRM_OK;
 }
 
@@ -608,8 +436,9 @@ pool_check(nrm_resource *mr)
     nrm__lock_acquire(&pool->lock);
     nrm__pool_check_locked(pool);
     nrm__lock_release(&pool->lock);
-    if (pool->has_slabs)
+    if (pool->has_slabs) {
         nrm__slabs_check(&pool->slabs);
+    }
 }
 
 void
@@ -624,8 +453,9 @@ static void
 pool_fork_prepare(nrm_resource *mr)
 {
     struct nrm__pool *pool = pool_from(mr);
-    if (pool->has_slabs)
+    if (pool->has_slabs) {
         nrm__slabs_fork_prepare(&pool->slabs);
+    }
     nrm__lock_fork_prepare(&pool->lock);
 }
 
@@ -634,8 +464,9 @@ pool_fork_parent(nrm_resource *mr)
 {
     struct nrm__pool *pool = pool_from(mr);
     nrm__lock_fork_parent(&pool->lock);
-    if (pool->has_slabs)
+    if (pool->has_slabs) {
         nrm__slabs_fork_parent(&pool->slabs);
+    }
 }
 
 static void
@@ -643,8 +474,9 @@ pool_fork_child(nrm_resource *mr)
 {
     struct nrm__pool *pool = pool_from(mr);
     nrm__lock_fork_child(&pool->lock);
-    if (pool->has_slabs)
+    if (pool->has_slabs) {
         nrm__slabs_fork_child(&pool->slabs);
+    }
     pool->growing_nbytes = 0; /* other threads' growth does not go on in the child */
 }
 
@@ -662,8 +494,9 @@ static void
 pool_finish(nrm_resource *mr)
 {
     struct nrm__pool *pool = pool_from(mr);
-    if (pool->has_slabs)
+    if (pool->has_slabs) {
         nrm__slabs_finish(&pool->slabs);
+    }
     struct nrm__pool_block *block;
     while ((block = nrm__pool_block_of(pool->tree.root)) != NULL) {
         nrm__tree_remove(&pool->tree, &block->node);
@@ -672,7 +505,8 @@ pool_finish(nrm_resource *mr)
     while (!nrm__list_is_empty(&pool->segments)) {
         struct nrm__link *link = pool->segments.next;
         nrm__list_remove(link);
-        (void)drop_segment(pool, NRM__CONTAINER(link, struct nrm__segment, link), true);
+        (void)nrm__pool_drop_segment(
+            pool, NRM__CONTAINER(link, struct nrm__segment, link), true);
     }
     nrm__unmap(pool->bins, bins_nbytes());
     nrm__lock_finish(&pool->lock);
@@ -737,22 +571,27 @@ static nrm_status
 init(struct nrm__pool *pool, const nrm_pool_options *options)
 {
     set_policy(pool, options);
-    if (options->initial_nbytes > pool->maximum_nbytes)
-        return nrm__error(NRM_INVALID_VALUE,
-                          "the initial pool size (%zu B) is larger than the maximum pool "
-                          "size (%zu B)",
-                          options->initial_nbytes, pool->maximum_nbytes);
+    if (options->initial_nbytes > pool->maximum_nbytes) {
+        return nrm__error(
+            NRM_INVALID_VALUE,
+            "the initial pool size (%zu B) is larger than the maximum pool "
+            "size (%zu B)",
+            options->initial_nbytes, pool->maximum_nbytes);
+    }
     nrm__lock_init(&pool->lock, NRM__RANK_POOL);
     nrm__list_init(&pool->parked);
     nrm__list_init(&pool->segments);
     void *bins;
-    if (nrm__map(bins_nbytes(), nrm__page_size(), &bins) != 0)
+    if (nrm__map(bins_nbytes(), nrm__page_size(), &bins) != 0) {
         return nrm__error(NRM_OUT_OF_MEMORY, "no memory to describe a pool");
+    }
     pool->bins = bins;
-    for (unsigned class = 0; class < NRM__POOL_N_CLASSES; class++)
+    for (unsigned class = 0; class < NRM__POOL_N_CLASSES; class++) {
         nrm__list_init(&pool->bins->heads[class]);
-    if (pool->has_slabs)
+    }
+    if (pool->has_slabs) {
         NRM_TRY(nrm__slabs_init(&pool->slabs, &pool->base, get_chunk, put_chunk));
+    }
     return NRM_OK;
 }
 
@@ -762,10 +601,11 @@ nrm_pool_create(nrm_resource *upstream, const nrm_pool_options *options,
 {
     nrm_pool_options defaults = NRM_OPTIONS(nrm_pool_options);
     nrm_resource *mr;
-    if (options == NULL)
+    if (options == NULL) {
         options = &defaults;
-    NRM_TRY(nrm__resource_create(&pool_ops, upstream->kind, upstream, sizeof(struct nrm__pool),
-                                 &mr));
+    }
+    NRM_TRY(nrm__resource_create(&pool_ops, upstream->kind, upstream,
+                                 sizeof(struct nrm__pool), &mr));
     struct nrm__pool *pool = pool_from(mr);
     nrm_status status = init(pool, options);
     if (status != NRM_OK) {
@@ -775,7 +615,8 @@ nrm_pool_create(nrm_resource *upstream, const nrm_pool_options *options,
     nrm__resource_publish(mr);
     if (options->initial_nbytes != 0) {
         size_t nbytes = nrm__align_up(options->initial_nbytes, pool->granule);
-        status = grow_by(pool, nrm__min(nbytes, pool->maximum_nbytes), nbytes);
+        status =
+            nrm__pool_grow_by(pool, nrm__min(nbytes, pool->maximum_nbytes), nbytes);
     }
     if (status != NRM_OK) {
         nrm_resource_release(mr);

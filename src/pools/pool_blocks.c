@@ -18,7 +18,8 @@ class_of(size_t nbytes)
 {
     unsigned log = 63u - (unsigned)__builtin_clzll(nbytes);
     unsigned sub = log >= NRM__POOL_SUBCLASS_BITS
-                       ? (unsigned)(nbytes >> (log - NRM__POOL_SUBCLASS_BITS)) & (NRM__POOL_N_SUBCLASSES - 1)
+                       ? (unsigned)(nbytes >> (log - NRM__POOL_SUBCLASS_BITS)) &
+                             (NRM__POOL_N_SUBCLASSES - 1)
                        : 0;
     return log * NRM__POOL_N_SUBCLASSES + sub;
 }
@@ -28,7 +29,9 @@ smallest_of_class(unsigned class)
 {
     unsigned log = class / NRM__POOL_N_SUBCLASSES, sub = class % NRM__POOL_N_SUBCLASSES;
     size_t base = (size_t)1 << log;
-    return log >= NRM__POOL_SUBCLASS_BITS ? base + ((size_t)sub << (log - NRM__POOL_SUBCLASS_BITS)) : base;
+    return log >= NRM__POOL_SUBCLASS_BITS
+               ? base + ((size_t)sub << (log - NRM__POOL_SUBCLASS_BITS))
+               : base;
 }
 
 void
@@ -47,8 +50,9 @@ nrm__pool_bin_remove_locked(struct nrm__pool *pool, struct nrm__pool_block *bloc
 {
     unsigned class = class_of(nrm__pool_size_of(block));
     nrm__list_remove(&block->link);
-    if (nrm__list_is_empty(&pool->bins->heads[class]))
+    if (nrm__list_is_empty(&pool->bins->heads[class])) {
         pool->bins->bits[class / 64] &= ~(UINT64_C(1) << (class % 64));
+    }
     pool->free_nbytes -= nrm__pool_size_of(block);
 }
 
@@ -58,10 +62,12 @@ next_class_locked(const struct nrm__pool *pool, unsigned class)
 {
     for (unsigned word = class / 64; word < NRM__POOL_N_CLASSES / 64; word++) {
         uint64_t bits = pool->bins->bits[word];
-        if (word == class / 64)
+        if (word == class / 64) {
             bits &= ~UINT64_C(0) << (class % 64);
-        if (bits != 0)
+        }
+        if (bits != 0) {
             return word * 64 + (unsigned)__builtin_ctzll(bits);
+        }
     }
     return NRM__POOL_N_CLASSES;
 }
@@ -70,14 +76,18 @@ next_class_locked(const struct nrm__pool *pool, unsigned class)
 
 /* Whether an aligned piece of `nbytes` lies in the block, and where it starts. */
 static bool
-fits(const struct nrm__pool_block *block, size_t nbytes, size_t alignment, uintptr_t *out_start)
+fits(const struct nrm__pool_block *block, size_t nbytes, size_t alignment,
+     uintptr_t *out_start)
 {
     uintptr_t start = nrm__align_up(block->node.start, alignment);
-    if (start < block->node.start)
+    if (start < block->node.start) {
         return false;
+    }
     size_t skipped = start - block->node.start;
-    if (skipped > nrm__pool_size_of(block) || nrm__pool_size_of(block) - skipped < nbytes)
+    if (skipped > nrm__pool_size_of(block) ||
+        nrm__pool_size_of(block) - skipped < nbytes) {
         return false;
+    }
     *out_start = start;
     return true;
 }
@@ -88,8 +98,9 @@ static struct nrm__pool_block *
 split_locked(struct nrm__pool *pool, struct nrm__pool_block *block, size_t first_nbytes)
 {
     struct nrm__pool_block *rest = nrm__node_allocate(sizeof *rest);
-    if (rest == NULL)
+    if (rest == NULL) {
         return NULL;
+    }
     rest->node.start = block->node.start + first_nbytes;
     rest->node.nbytes = nrm__pool_size_of(block) - first_nbytes;
     block->node.nbytes = first_nbytes;
@@ -99,8 +110,9 @@ split_locked(struct nrm__pool *pool, struct nrm__pool_block *block, size_t first
     nrm__list_init(&rest->link);
     rest->previous = block;
     rest->next = block->next;
-    if (rest->next != NULL)
+    if (rest->next != NULL) {
         rest->next->previous = rest;
+    }
     block->next = rest;
     nrm__tree_insert(&pool->tree, &rest->node);
     return rest;
@@ -114,14 +126,16 @@ absorb_next_locked(struct nrm__pool *pool, struct nrm__pool_block *block)
     nrm__tree_remove(&pool->tree, &next->node);
     block->node.nbytes += next->node.nbytes;
     block->next = next->next;
-    if (block->next != NULL)
+    if (block->next != NULL) {
         block->next->previous = block;
+    }
     nrm__node_deallocate(next, sizeof *next);
 }
 
 /* Makes a block, which is in no bin, free, merged with its free neighbours. */
 void
-nrm__pool_free_locked(struct nrm__pool *pool, struct nrm__pool_block *block, bool is_zero)
+nrm__pool_free_locked(struct nrm__pool *pool, struct nrm__pool_block *block,
+                      bool is_zero)
 {
     struct nrm__pool_block *previous = block->previous;
     block->is_zero = is_zero;
@@ -141,20 +155,24 @@ nrm__pool_free_locked(struct nrm__pool *pool, struct nrm__pool_block *block, boo
 
 /* Cuts the piece at `start` out of a free block: the rest stays free. */
 static struct nrm__pool_block *
-carve_locked(struct nrm__pool *pool, struct nrm__pool_block *block, uintptr_t start, size_t nbytes)
+carve_locked(struct nrm__pool *pool, struct nrm__pool_block *block, uintptr_t start,
+             size_t nbytes)
 {
     nrm__pool_bin_remove_locked(pool, block);
     if (start > block->node.start) {
-        struct nrm__pool_block *piece = split_locked(pool, block, start - block->node.start);
+        struct nrm__pool_block *piece =
+            split_locked(pool, block, start - block->node.start);
         nrm__pool_bin_insert_locked(pool, block);
-        if (piece == NULL)
+        if (piece == NULL) {
             return NULL;
+        }
         block = piece;
     }
     if (nrm__pool_size_of(block) > nbytes) {
         struct nrm__pool_block *rest = split_locked(pool, block, nbytes);
-        if (rest != NULL)
+        if (rest != NULL) {
             nrm__pool_bin_insert_locked(pool, rest);
+        }
     }
     block->state = NRM__POOL_LIVE;
     pool->live_nbytes += nrm__pool_size_of(block);
@@ -169,23 +187,27 @@ nrm__pool_take_locked(struct nrm__pool *pool, size_t nbytes, size_t alignment)
     unsigned first = class_of(nbytes);
     unsigned class = class_of(sure);
     uintptr_t start;
-    if (smallest_of_class(class) < sure)
+    if (smallest_of_class(class) < sure) {
         class++;
+    }
     class = next_class_locked(pool, class);
     if (class < NRM__POOL_N_CLASSES) {
         struct nrm__link *link = pool->bins->heads[class].next;
-        struct nrm__pool_block *block = NRM__CONTAINER(link, struct nrm__pool_block, link);
+        struct nrm__pool_block *block =
+            NRM__CONTAINER(link, struct nrm__pool_block, link);
         bool fit = fits(block, nbytes, alignment, &start);
         NRM_ASSERT(fit);
         return carve_locked(pool, block, start, nbytes);
     }
     for (class = next_class_locked(pool, first); class < NRM__POOL_N_CLASSES;
          class = next_class_locked(pool, class + 1)) {
-        for (struct nrm__link *link = pool->bins->heads[class].next; link != &pool->bins->heads[class];
-             link = link->next) {
-            struct nrm__pool_block *block = NRM__CONTAINER(link, struct nrm__pool_block, link);
-            if (fits(block, nbytes, alignment, &start))
+        for (struct nrm__link *link = pool->bins->heads[class].next;
+             link != &pool->bins->heads[class]; link = link->next) {
+            struct nrm__pool_block *block =
+                NRM__CONTAINER(link, struct nrm__pool_block, link);
+            if (fits(block, nbytes, alignment, &start)) {
                 return carve_locked(pool, block, start, nbytes);
+            }
         }
     }
     return NULL;
@@ -199,10 +221,12 @@ nrm__pool_park_locked(struct nrm__pool *pool, struct nrm__pool_block *block)
     block->state = NRM__POOL_PARKED;
     block->stamp = nrm__epoch_stamp();
     block->is_zero = false;
-    if (pool->newest_stamp <= nrm__epoch_newest_recorded())
+    if (pool->newest_stamp <= nrm__epoch_newest_recorded()) {
         pool->unclosed_nbytes = 0;
-    if (block->stamp > pool->newest_stamp)
+    }
+    if (block->stamp > pool->newest_stamp) {
         pool->newest_stamp = block->stamp;
+    }
     pool->unclosed_nbytes += nrm__pool_size_of(block);
     pool->parked_nbytes += nrm__pool_size_of(block);
     nrm__list_append(&pool->parked, &block->link);
@@ -214,9 +238,11 @@ void
 nrm__pool_reclaim_locked(struct nrm__pool *pool)
 {
     while (!nrm__list_is_empty(&pool->parked)) {
-        struct nrm__pool_block *block = NRM__CONTAINER(pool->parked.next, struct nrm__pool_block, link);
-        if (!nrm__epoch_is_done(block->stamp))
+        struct nrm__pool_block *block =
+            NRM__CONTAINER(pool->parked.next, struct nrm__pool_block, link);
+        if (!nrm__epoch_is_done(block->stamp)) {
             break;
+        }
         nrm__list_remove(&block->link);
         pool->parked_nbytes -= nrm__pool_size_of(block);
         nrm__pool_free_locked(pool, block, false);
@@ -227,40 +253,48 @@ nrm__pool_reclaim_locked(struct nrm__pool *pool)
 size_t
 nrm__pool_unclosed_locked(const struct nrm__pool *pool)
 {
-    return pool->newest_stamp > nrm__epoch_newest_recorded() ? pool->unclosed_nbytes : 0;
+    return pool->newest_stamp > nrm__epoch_newest_recorded() ? pool->unclosed_nbytes
+                                                             : 0;
 }
 
 /* ---- resizing in place ---- */
 
 /* Cuts the tail off a claimed block and gives it back like any block. */
 void
-nrm__pool_cut_tail_locked(struct nrm__pool *pool, struct nrm__pool_block *block, size_t nbytes)
+nrm__pool_cut_tail_locked(struct nrm__pool *pool, struct nrm__pool_block *block,
+                          size_t nbytes)
 {
     struct nrm__pool_block *tail = split_locked(pool, block, nbytes);
-    if (tail == NULL)
+    if (tail == NULL) {
         return;
+    }
     pool->live_nbytes -= nrm__pool_size_of(tail);
-    if (pool->tracked)
+    if (pool->tracked) {
         nrm__pool_park_locked(pool, tail);
-    else
+    }
+    else {
         nrm__pool_free_locked(pool, tail, false);
+    }
 }
 
 /* Takes what is missing from the free right neighbour, a little more if it can. */
 bool
-nrm__pool_extend_locked(struct nrm__pool *pool, struct nrm__pool_block *block, size_t nbytes, size_t wanted)
+nrm__pool_extend_locked(struct nrm__pool *pool, struct nrm__pool_block *block,
+                        size_t nbytes, size_t wanted)
 {
     struct nrm__pool_block *next = block->next;
     if (next == NULL || next->state != NRM__POOL_FREE ||
-        nrm__pool_size_of(block) + nrm__pool_size_of(next) < nbytes)
+        nrm__pool_size_of(block) + nrm__pool_size_of(next) < nbytes) {
         return false;
+    }
     size_t before = nrm__pool_size_of(block);
     nrm__pool_bin_remove_locked(pool, next);
     size_t take = nrm__min(nrm__max(wanted, nbytes) - before, nrm__pool_size_of(next));
     if (nrm__pool_size_of(next) > take) {
         struct nrm__pool_block *rest = split_locked(pool, next, take);
-        if (rest != NULL)
+        if (rest != NULL) {
             nrm__pool_bin_insert_locked(pool, rest);
+        }
     }
     absorb_next_locked(pool, block);
     pool->live_nbytes += nrm__pool_size_of(block) - before;
@@ -278,11 +312,13 @@ check_segment_locked(struct nrm__pool *pool, const struct nrm__segment *segment,
     struct nrm__pool_block *block = nrm__pool_block_of(nrm__tree_find(&pool->tree, at));
     for (; block != NULL; previous = block, block = block->next) {
         NRM_ASSERT(block->node.start == at);
-        NRM_ASSERT(nrm__pool_size_of(block) != 0 && nrm__pool_size_of(block) % pool->granule == 0);
+        NRM_ASSERT(nrm__pool_size_of(block) != 0 &&
+                   nrm__pool_size_of(block) % pool->granule == 0);
         NRM_ASSERT(block->segment == segment);
         NRM_ASSERT(block->previous == previous);
         NRM_ASSERT(nrm__pool_block_of(nrm__tree_find(&pool->tree, at)) == block);
-        bool merged = block->state != NRM__POOL_FREE || previous == NULL || previous->state != NRM__POOL_FREE;
+        bool merged = block->state != NRM__POOL_FREE || previous == NULL ||
+                      previous->state != NRM__POOL_FREE;
         NRM_ASSERT(merged);
         NRM_ASSERT(block->state == NRM__POOL_FREE || block->state == NRM__POOL_PARKED ||
                    block->nbytes <= nrm__pool_size_of(block));
@@ -300,10 +336,12 @@ check_bins_locked(struct nrm__pool *pool)
     for (unsigned class = 0; class < NRM__POOL_N_CLASSES; class++) {
         bool bit = (pool->bins->bits[class / 64] >> (class % 64)) & 1;
         NRM_ASSERT(bit == !nrm__list_is_empty(&pool->bins->heads[class]));
-        for (struct nrm__link *link = pool->bins->heads[class].next; link != &pool->bins->heads[class];
-             link = link->next) {
-            struct nrm__pool_block *block = NRM__CONTAINER(link, struct nrm__pool_block, link);
-            NRM_ASSERT(block->state == NRM__POOL_FREE && class_of(nrm__pool_size_of(block)) == class);
+        for (struct nrm__link *link = pool->bins->heads[class].next;
+             link != &pool->bins->heads[class]; link = link->next) {
+            struct nrm__pool_block *block =
+                NRM__CONTAINER(link, struct nrm__pool_block, link);
+            NRM_ASSERT(block->state == NRM__POOL_FREE &&
+                       class_of(nrm__pool_size_of(block)) == class);
             nbytes += nrm__pool_size_of(block);
         }
     }

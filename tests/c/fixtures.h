@@ -26,11 +26,15 @@ counting_allocate(void *context, size_t nbytes, size_t alignment, nrm_stream *st
 {
     struct counting *counting = context;
     (void)stream;
+    if (nbytes > (size_t)1 << 40) {
+        return NRM_OUT_OF_MEMORY; /* sanitizers end the program when asked for that */
+    }
     if (counting->limit_nbytes != 0 &&
         atomic_load(&counting->live_nbytes) + nbytes > counting->limit_nbytes) {
         return NRM_OUT_OF_MEMORY;
     }
-    char *memory = aligned_alloc(4096, (nbytes + counting->offset + 8191) / 4096 * 4096);
+    char *memory =
+        aligned_alloc(4096, (nbytes + counting->offset + 8191) / 4096 * 4096);
     if (memory == NULL || alignment > 4096) {
         free(memory);
         return NRM_OUT_OF_MEMORY;
@@ -148,7 +152,8 @@ has_pattern(const void *ptr, size_t nbytes, unsigned key, size_t written_nbytes)
             return false;
         }
     }
-    return nbytes != written_nbytes || bytes[nbytes - 1] == (unsigned char)(key + nbytes - 1);
+    return nbytes != written_nbytes ||
+           bytes[nbytes - 1] == (unsigned char)(key + nbytes - 1);
 }
 
 #endif

@@ -415,7 +415,8 @@ exchange_blocks(void *seed)
 {
     uint64_t state = (uintptr_t)seed;
     for (int round = 0; round < N_ROUNDS; round++) {
-        size_t nbytes = 1 + next_random(&state) % (next_random(&state) % 4 ? 2000 : 200000);
+        size_t nbytes =
+            1 + next_random(&state) % (next_random(&state) % 4 ? 2000 : 200000);
         unsigned char *mine = allocate(shared_pool, nbytes);
         mine[0] = mine[nbytes - 1] = 1;
         void *theirs =
@@ -443,8 +444,8 @@ TEST_EACH(threads_free_each_others_blocks, upstreams)
         pthread_join(threads[i], NULL);
     }
     for (int i = 0; i < N_SHARED; i++) {
-        CHECK_OK(nrm_resource_deallocate(shared_pool,
-                                         atomic_exchange(&shared_blocks[i], NULL), 0, NULL));
+        CHECK_OK(nrm_resource_deallocate(
+            shared_pool, atomic_exchange(&shared_blocks[i], NULL), 0, NULL));
     }
     nrm__pool_check(shared_pool);
     CHECK_EQ(live_nbytes(shared_pool), 0);

@@ -11,10 +11,9 @@ start(void)
 TEST(built_in_names_are_known_before_anything_is_made)
 {
     start();
-    static const char *const names[] = {"host",          "host_direct", "huge_pages",
-                                        "pinned",        "managed",     "device",
-                                        "pinned_direct", "managed_direct",
-                                        "device_direct"};
+    static const char *const names[] = {
+        "host",   "host_direct",   "huge_pages",     "pinned",       "managed",
+        "device", "pinned_direct", "managed_direct", "device_direct"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         CHECK(nrm_registry_contains(names[i]));
         CHECK(nrm_registry_peek(names[i]) == NULL);
@@ -58,7 +57,8 @@ static const struct bad_name {
     {"a hash", "a#1"},
     {"a line feed", "a\nb"},
     {"not ASCII", "\xc3\xa4"},
-    {"65 characters", "01234567890123456789012345678901234567890123456789012345678901234"},
+    {"65 characters",
+     "01234567890123456789012345678901234567890123456789012345678901234"},
 };
 
 TEST_EACH(a_bad_name_is_refused, bad_names)

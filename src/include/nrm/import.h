@@ -30,47 +30,49 @@
 #define NRM_C_API_CAPSULE "numpy_rmm._core._C_API"
 
 /* X(name, result, arguments): nrm_<name> of the headers above. Only ever append. */
-#define NRM_C_API_FUNCTIONS(X)                                                           \
-    X(status_name, const char *, (nrm_status status))                                    \
-    X(last_error, const nrm_error *, (void))                                             \
-    X(clear_last_error, void, (void))                                                    \
-    X(resource_allocate, nrm_status,                                                     \
-      (nrm_resource * mr, size_t nbytes, size_t alignment, nrm_stream *stream,           \
-       void **out))                                                                      \
-    X(resource_allocate_zeroed, nrm_status,                                              \
-      (nrm_resource * mr, size_t nbytes, size_t alignment, nrm_stream *stream,           \
-       void **out))                                                                      \
-    X(resource_deallocate, nrm_status,                                                   \
-      (nrm_resource * mr, void *ptr, size_t nbytes, nrm_stream *stream))                 \
-    X(resource_reallocate, nrm_status,                                                   \
-      (nrm_resource * mr, void *ptr, size_t nbytes, size_t alignment,                    \
-       nrm_stream *stream, void **out))                                                  \
-    X(resource_trim, nrm_status,                                                         \
-      (nrm_resource * mr, size_t keep_nbytes, size_t *out_nbytes))                       \
-    X(resource_statistics, nrm_status, (nrm_resource * mr, nrm_statistics *out))         \
-    X(resource_kind, nrm_kind, (const nrm_resource *mr))                                 \
-    X(resource_device, int, (const nrm_resource *mr))                                    \
-    X(resource_upstream, nrm_resource *, (const nrm_resource *mr))                       \
-    X(resource_retain, void, (nrm_resource * mr))                                        \
-    X(resource_release, void, (nrm_resource * mr))                                       \
-    X(block_find, nrm_status, (const void *ptr, nrm_block_info *out))                    \
-    X(stream_wrap, nrm_status,                                                           \
-      (uintptr_t handle, void *keepalive, void (*drop)(void *keepalive),                 \
-       nrm_stream **out))                                                                \
-    X(stream_default, nrm_stream *, (void))                                              \
-    X(stream_release, void, (nrm_stream * stream))                                       \
-    X(registry_get, nrm_status, (const char *name, nrm_resource **out))                  \
-    X(registry_set, nrm_status, (const char *name, nrm_resource *mr))                    \
-    X(get_per_device_resource, nrm_status, (int device, nrm_resource **out))             \
-    X(set_per_device_resource, nrm_status, (int device, nrm_resource *mr))               \
-    X(host_create, nrm_status, (const nrm_host_options *options, nrm_resource **out))    \
-    X(pinned_create, nrm_status, (const nrm_device_options *options, nrm_resource **out)) \
-    X(managed_create, nrm_status,                                                        \
-      (const nrm_device_options *options, nrm_resource **out))                           \
-    X(device_create, nrm_status, (const nrm_device_options *options, nrm_resource **out)) \
-    X(callback_create, nrm_status,                                                       \
-      (const nrm_callback_options *options, nrm_resource **out))                         \
-    X(pool_create, nrm_status,                                                           \
+#define NRM_C_API_FUNCTIONS(X)                                                         \
+    X(status_name, const char *, (nrm_status status))                                  \
+    X(last_error, const nrm_error *, (void))                                           \
+    X(clear_last_error, void, (void))                                                  \
+    X(resource_allocate, nrm_status,                                                   \
+      (nrm_resource * mr, size_t nbytes, size_t alignment, nrm_stream *stream,         \
+       void **out))                                                                    \
+    X(resource_allocate_zeroed, nrm_status,                                            \
+      (nrm_resource * mr, size_t nbytes, size_t alignment, nrm_stream *stream,         \
+       void **out))                                                                    \
+    X(resource_deallocate, nrm_status,                                                 \
+      (nrm_resource * mr, void *ptr, size_t nbytes, nrm_stream *stream))               \
+    X(resource_reallocate, nrm_status,                                                 \
+      (nrm_resource * mr, void *ptr, size_t nbytes, size_t alignment,                  \
+       nrm_stream *stream, void **out))                                                \
+    X(resource_trim, nrm_status,                                                       \
+      (nrm_resource * mr, size_t keep_nbytes, size_t *out_nbytes))                     \
+    X(resource_statistics, nrm_status, (nrm_resource * mr, nrm_statistics * out))      \
+    X(resource_kind, nrm_kind, (const nrm_resource *mr))                               \
+    X(resource_device, int, (const nrm_resource *mr))                                  \
+    X(resource_upstream, nrm_resource *, (const nrm_resource *mr))                     \
+    X(resource_retain, void, (nrm_resource * mr))                                      \
+    X(resource_release, void, (nrm_resource * mr))                                     \
+    X(block_find, nrm_status, (const void *ptr, nrm_block_info *out))                  \
+    X(stream_wrap, nrm_status,                                                         \
+      (uintptr_t handle, void *keepalive, void (*drop)(void *keepalive),               \
+       nrm_stream **out))                                                              \
+    X(stream_default, nrm_stream *, (void))                                            \
+    X(stream_release, void, (nrm_stream * stream))                                     \
+    X(registry_get, nrm_status, (const char *name, nrm_resource **out))                \
+    X(registry_set, nrm_status, (const char *name, nrm_resource *mr))                  \
+    X(get_per_device_resource, nrm_status, (int device, nrm_resource **out))           \
+    X(set_per_device_resource, nrm_status, (int device, nrm_resource *mr))             \
+    X(host_create, nrm_status, (const nrm_host_options *options, nrm_resource **out))  \
+    X(pinned_create, nrm_status,                                                       \
+      (const nrm_device_options *options, nrm_resource **out))                         \
+    X(managed_create, nrm_status,                                                      \
+      (const nrm_device_options *options, nrm_resource **out))                         \
+    X(device_create, nrm_status,                                                       \
+      (const nrm_device_options *options, nrm_resource **out))                         \
+    X(callback_create, nrm_status,                                                     \
+      (const nrm_callback_options *options, nrm_resource **out))                       \
+    X(pool_create, nrm_status,                                                         \
       (nrm_resource * upstream, const nrm_pool_options *options, nrm_resource **out))
 
 struct nrm_functions {
@@ -93,8 +95,9 @@ nrm_import(void)
     const struct nrm_functions *functions =
         (const struct nrm_functions *)PyCapsule_Import(NRM_C_API_CAPSULE, 0);
     if (functions == NULL) {
-        if (!PyErr_ExceptionMatches(PyExc_ImportError))
+        if (!PyErr_ExceptionMatches(PyExc_ImportError)) {
             PyErr_SetString(PyExc_ImportError, "numpy_rmm has no C API here");
+        }
         return NULL;
     }
     if (functions->size < sizeof *functions) {

@@ -25,7 +25,7 @@ typedef struct nrm_pool_options {
     size_t initial_nbytes; /* taken when the pool is made; 0: nothing */
     size_t maximum_nbytes; /* 0: no limit; for pinned memory half of the host's */
     nrm_reuse reuse;
-    size_t parked_limit;   /* bytes; NRM_SIZE_DEFAULT or 0: the option's */
+    size_t parked_limit;    /* bytes; NRM_SIZE_DEFAULT or 0: the option's */
     uint64_t wait_limit_ns; /* 0: the option's */
     nrm_on_exhausted on_exhausted;
 } nrm_pool_options;
@@ -57,7 +57,7 @@ NRM_API NRM_NODISCARD nrm_status nrm_route_create(const nrm_route_options *optio
  * Why a live block that came through `route` is not of the large resource: "below
  * pinned_threshold (64 KiB)", "fell back: ...". Empty when it is, or when `route` is none.
  */
-NRM_API void nrm_route_explain(nrm_resource *route, const nrm_block_info *block, char *out,
-                               size_t size);
+NRM_API void nrm_route_explain(nrm_resource *route, const nrm_block_info *block,
+                               char *out, size_t size);
 
 #endif

@@ -57,11 +57,8 @@ NRM_API NRM_NODISCARD nrm_status nrm_resource_allocate(nrm_resource *mr, size_t 
                                                        nrm_stream *stream, void **out);
 
 /* The same, and the memory reads as zero. Not for device memory. */
-NRM_API NRM_NODISCARD nrm_status nrm_resource_allocate_zeroed(nrm_resource *mr,
-                                                              size_t nbytes,
-                                                              size_t alignment,
-                                                              nrm_stream *stream,
-                                                              void **out);
+NRM_API NRM_NODISCARD nrm_status nrm_resource_allocate_zeroed(
+    nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *stream, void **out);
 
 /*
  * Gives a block back. `nbytes` is a hint and never trusted (0: unknown). NULL is no
@@ -87,8 +84,7 @@ NRM_API NRM_NODISCARD nrm_status nrm_resource_reallocate(nrm_resource *mr, void 
  * for a bounded time. The upstream is trimmed too. `out_nbytes` (may be NULL): the
  * bytes given back.
  */
-NRM_API NRM_NODISCARD nrm_status nrm_resource_trim(nrm_resource *mr,
-                                                   size_t keep_nbytes,
+NRM_API NRM_NODISCARD nrm_status nrm_resource_trim(nrm_resource *mr, size_t keep_nbytes,
                                                    size_t *out_nbytes);
 
 NRM_API NRM_NODISCARD nrm_status nrm_resource_statistics(nrm_resource *mr,
@@ -115,13 +111,13 @@ typedef struct nrm_block_info {
     nrm_resource *resource; /* owner of the block: a new reference, or NULL */
     nrm_kind kind;
     int device;
-    void *ptr;           /* first byte */
-    size_t nbytes;       /* as requested */
-    size_t capacity;     /* usable without moving */
-    unsigned uses;       /* pending known uses */
-    const char *reason;  /* why it is not what the handler promises; static or NULL */
-    size_t page_nbytes;  /* of the mapping: 4096, 2 MiB, ... 0: unknown */
-    int numa_node;       /* asked of the kernel for the first page; -1: unknown */
+    void *ptr;          /* first byte */
+    size_t nbytes;      /* as requested */
+    size_t capacity;    /* usable without moving */
+    unsigned uses;      /* pending known uses */
+    const char *reason; /* why it is not what the handler promises; static or NULL */
+    size_t page_nbytes; /* of the mapping: 4096, 2 MiB, ... 0: unknown */
+    int numa_node;      /* asked of the kernel for the first page; -1: unknown */
 } nrm_block_info;
 
 /*

@@ -11,7 +11,7 @@
 #define NRM_OPTIONS(type) ((type){.size = sizeof(type)})
 
 typedef enum nrm_huge_pages {
-    NRM_HUGE_PAGES_AUTO,  /* from 4 MiB up, as NumPy's default does */
+    NRM_HUGE_PAGES_AUTO, /* from 4 MiB up, as NumPy's default does */
     NRM_HUGE_PAGES_NEVER,
     NRM_HUGE_PAGES_ALWAYS, /* from 2 MiB up, pages present when returned; hugetlbfs
                               where it is configured */
@@ -27,8 +27,8 @@ typedef struct nrm_host_options {
 
 typedef struct nrm_device_options {
     size_t size;
-    bool set_device;  /* use device; otherwise the current one at the first request */
-    int device;       /* ordinal */
+    bool set_device; /* use device; otherwise the current one at the first request */
+    int device;      /* ordinal */
     bool allow_nonconcurrent; /* managed: also where host and device may not touch it at
                                  the same time; the program then synchronises first */
 } nrm_device_options;
@@ -54,7 +54,7 @@ NRM_API NRM_NODISCARD nrm_status nrm_managed_create(const nrm_device_options *op
                                                     nrm_resource **out);
 NRM_API NRM_NODISCARD nrm_status nrm_device_create(const nrm_device_options *options,
                                                    nrm_resource **out);
-NRM_API NRM_NODISCARD nrm_status nrm_callback_create(
-    const nrm_callback_options *options, nrm_resource **out);
+NRM_API NRM_NODISCARD nrm_status
+nrm_callback_create(const nrm_callback_options *options, nrm_resource **out);
 
 #endif

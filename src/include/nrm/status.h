@@ -22,17 +22,17 @@
 #endif
 
 /* X(name, text, Python exception) */
-#define NRM_STATUSES(X)                                                        \
-    X(OK, "success", None)                                                     \
-    X(INVALID_VALUE, "invalid value", ValueError)                              \
-    X(OUT_OF_MEMORY, "out of memory", OutOfMemoryError)                        \
-    X(NOT_OWNED, "address not of this resource", ValueError)                   \
-    X(NOT_SUPPORTED, "not supported", NotImplementedError)                     \
-    X(NOT_FOUND, "no such name", KeyError)                                     \
-    X(CUDA_UNAVAILABLE, "CUDA is not available", CudaUnavailableError)         \
-    X(CUDA_ERROR, "CUDA driver error", CudaError)                              \
-    X(DEVICE_LOST, "the device or its context is lost", CudaError)             \
-    X(OS_ERROR, "operating system error", OSError)                             \
+#define NRM_STATUSES(X)                                                                \
+    X(OK, "success", None)                                                             \
+    X(INVALID_VALUE, "invalid value", ValueError)                                      \
+    X(OUT_OF_MEMORY, "out of memory", OutOfMemoryError)                                \
+    X(NOT_OWNED, "address not of this resource", ValueError)                           \
+    X(NOT_SUPPORTED, "not supported", NotImplementedError)                             \
+    X(NOT_FOUND, "no such name", KeyError)                                             \
+    X(CUDA_UNAVAILABLE, "CUDA is not available", CudaUnavailableError)                 \
+    X(CUDA_ERROR, "CUDA driver error", CudaError)                                      \
+    X(DEVICE_LOST, "the device or its context is lost", CudaError)                     \
+    X(OS_ERROR, "operating system error", OSError)                                     \
     X(CALLBACK_FAILED, "a callback failed", RuntimeError)
 
 typedef enum nrm_status {

@@ -1,0 +1,388 @@
+/* The CUDA driver's binary interface, as far as this project uses it.
+ *
+ * The driver is opened at run time and its header is not needed to build, so what it
+ * looks like is declared here: types, constants and one list of entry points. The
+ * list is the single source of the driver table, of the simulator's symbol table and
+ * of the test that compares all of it with the toolkit's cuda.h. To use another entry
+ * point, add its row; to move one between the lists, move its row.
+ *
+ * Everything is prefixed, because that test includes this header beside cuda.h. The
+ * handles are distinct incomplete types, so the compiler tells a stream from an event.
+ */
+#ifndef NRM_CUDA_ABI_H
+#define NRM_CUDA_ABI_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef int nrm_CUdevice;                   /* an ordinal, not an address */
+typedef unsigned long long nrm_CUdeviceptr; /* 64-bit hosts only, asserted below */
+typedef struct nrm_CUctx_st *nrm_CUcontext;
+typedef struct nrm_CUstream_st *nrm_CUstream;
+typedef struct nrm_CUevent_st *nrm_CUevent;
+typedef struct nrm_CUgraph_st *nrm_CUgraph;
+typedef struct nrm_CUarray_st *nrm_CUarray;
+typedef void (*nrm_CUhostFn)(void *user_data);
+
+_Static_assert(sizeof(void *) == 8, "the CUDA driver exists on 64-bit hosts only");
+
+/* The two streams that exist without being created. NULL names the legacy one too. */
+#define NRM_CU_STREAM_LEGACY ((nrm_CUstream)(uintptr_t)0x1)
+#define NRM_CU_STREAM_PER_THREAD ((nrm_CUstream)(uintptr_t)0x2)
+
+/* clang-format off */
+
+/* X(name, value): NRM_CUDA_<name> is the driver's CUDA_<name>. */
+#define NRM_CUDA_RESULTS(X)                                                            \
+    X(SUCCESS, 0)                                                                      \
+    X(ERROR_INVALID_VALUE, 1)                                                          \
+    X(ERROR_OUT_OF_MEMORY, 2)                                                          \
+    X(ERROR_NOT_INITIALIZED, 3)                                                        \
+    X(ERROR_DEINITIALIZED, 4)                                                          \
+    X(ERROR_STUB_LIBRARY, 34)                                                          \
+    X(ERROR_CALL_REQUIRES_NEWER_DRIVER, 36)                                            \
+    X(ERROR_DEVICE_UNAVAILABLE, 46)                                                    \
+    X(ERROR_NO_DEVICE, 100)                                                            \
+    X(ERROR_INVALID_DEVICE, 101)                                                       \
+    X(ERROR_DEVICE_NOT_LICENSED, 102)                                                  \
+    X(ERROR_INVALID_IMAGE, 200)                                                        \
+    X(ERROR_INVALID_CONTEXT, 201)                                                      \
+    X(ERROR_MAP_FAILED, 205)                                                           \
+    X(ERROR_UNMAP_FAILED, 206)                                                         \
+    X(ERROR_ALREADY_MAPPED, 208)                                                       \
+    X(ERROR_NOT_MAPPED, 211)                                                           \
+    X(ERROR_ECC_UNCORRECTABLE, 214)                                                    \
+    X(ERROR_CONTEXT_ALREADY_IN_USE, 216)                                               \
+    X(ERROR_PEER_ACCESS_UNSUPPORTED, 217)                                              \
+    X(ERROR_NVLINK_UNCORRECTABLE, 220)                                                 \
+    X(ERROR_CONTAINED, 226)                                                            \
+    X(ERROR_OPERATING_SYSTEM, 304)                                                     \
+    X(ERROR_INVALID_HANDLE, 400)                                                       \
+    X(ERROR_ILLEGAL_STATE, 401)                                                        \
+    X(ERROR_NOT_FOUND, 500)                                                            \
+    X(ERROR_NOT_READY, 600)                                                            \
+    X(ERROR_ILLEGAL_ADDRESS, 700)                                                      \
+    X(ERROR_LAUNCH_OUT_OF_RESOURCES, 701)                                              \
+    X(ERROR_LAUNCH_TIMEOUT, 702)                                                       \
+    X(ERROR_PEER_ACCESS_ALREADY_ENABLED, 704)                                          \
+    X(ERROR_PEER_ACCESS_NOT_ENABLED, 705)                                              \
+    X(ERROR_PRIMARY_CONTEXT_ACTIVE, 708)                                               \
+    X(ERROR_CONTEXT_IS_DESTROYED, 709)                                                 \
+    X(ERROR_ASSERT, 710)                                                               \
+    X(ERROR_HOST_MEMORY_ALREADY_REGISTERED, 712)                                       \
+    X(ERROR_HOST_MEMORY_NOT_REGISTERED, 713)                                           \
+    X(ERROR_HARDWARE_STACK_ERROR, 714)                                                 \
+    X(ERROR_ILLEGAL_INSTRUCTION, 715)                                                  \
+    X(ERROR_MISALIGNED_ADDRESS, 716)                                                   \
+    X(ERROR_INVALID_ADDRESS_SPACE, 717)                                                \
+    X(ERROR_INVALID_PC, 718)                                                           \
+    X(ERROR_LAUNCH_FAILED, 719)                                                        \
+    X(ERROR_NOT_PERMITTED, 800)                                                        \
+    X(ERROR_NOT_SUPPORTED, 801)                                                        \
+    X(ERROR_SYSTEM_NOT_READY, 802)                                                     \
+    X(ERROR_SYSTEM_DRIVER_MISMATCH, 803)                                               \
+    X(ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE, 804)                                       \
+    X(ERROR_STREAM_CAPTURE_UNSUPPORTED, 900)                                           \
+    X(ERROR_STREAM_CAPTURE_INVALIDATED, 901)                                           \
+    X(ERROR_STREAM_CAPTURE_MERGE, 902)                                                 \
+    X(ERROR_STREAM_CAPTURE_UNMATCHED, 903)                                             \
+    X(ERROR_STREAM_CAPTURE_UNJOINED, 904)                                              \
+    X(ERROR_STREAM_CAPTURE_ISOLATION, 905)                                             \
+    X(ERROR_STREAM_CAPTURE_IMPLICIT, 906)                                              \
+    X(ERROR_CAPTURED_EVENT, 907)                                                       \
+    X(ERROR_STREAM_CAPTURE_WRONG_THREAD, 908)                                          \
+    X(ERROR_TIMEOUT, 909)                                                              \
+    X(ERROR_EXTERNAL_DEVICE, 911)                                                      \
+    X(ERROR_UNKNOWN, 999)
+
+/* X(name, value): NRM_CU_DEVICE_ATTRIBUTE_<name>. */
+#define NRM_CU_DEVICE_ATTRIBUTES(X)                                                    \
+    X(MULTIPROCESSOR_COUNT, 16)                                                        \
+    X(INTEGRATED, 18)                                                                  \
+    X(CAN_MAP_HOST_MEMORY, 19)                                                         \
+    X(COMPUTE_MODE, 20)                                                                \
+    X(PCI_BUS_ID, 33)                                                                  \
+    X(PCI_DEVICE_ID, 34)                                                               \
+    X(ASYNC_ENGINE_COUNT, 40)                                                          \
+    X(UNIFIED_ADDRESSING, 41)                                                          \
+    X(PCI_DOMAIN_ID, 50)                                                               \
+    X(COMPUTE_CAPABILITY_MAJOR, 75)                                                    \
+    X(COMPUTE_CAPABILITY_MINOR, 76)                                                    \
+    X(MANAGED_MEMORY, 83)                                                              \
+    X(PAGEABLE_MEMORY_ACCESS, 88)                                                      \
+    X(CONCURRENT_MANAGED_ACCESS, 89)                                                   \
+    X(CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, 91)                                     \
+    X(HOST_REGISTER_SUPPORTED, 99)                                                     \
+    X(PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES, 100)                               \
+    X(DIRECT_MANAGED_MEM_ACCESS_FROM_HOST, 101)                                        \
+    X(VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 102)                                        \
+    X(READ_ONLY_HOST_REGISTER_SUPPORTED, 113)                                          \
+    X(MEMORY_POOLS_SUPPORTED, 115)                                                     \
+    X(HOST_NUMA_ID, 134)
+
+/* X(name, value): NRM_CU_POINTER_ATTRIBUTE_<name>. */
+#define NRM_CU_POINTER_ATTRIBUTES(X)                                                   \
+    X(CONTEXT, 1)                                                                      \
+    X(MEMORY_TYPE, 2)                                                                  \
+    X(DEVICE_POINTER, 3)                                                               \
+    X(HOST_POINTER, 4)                                                                 \
+    X(IS_MANAGED, 8)                                                                   \
+    X(DEVICE_ORDINAL, 9)                                                               \
+    X(RANGE_START_ADDR, 11)                                                            \
+    X(RANGE_SIZE, 12)
+
+/* X(name, value): NRM_<name>; the remaining constants, each an int or an unsigned. */
+#define NRM_CUDA_CONSTANTS(X)                                                          \
+    X(CU_MEMORYTYPE_HOST, 1)                                                           \
+    X(CU_MEMORYTYPE_DEVICE, 2)                                                         \
+    X(CU_MEMORYTYPE_ARRAY, 3)                                                          \
+    X(CU_MEMORYTYPE_UNIFIED, 4)                                                        \
+    X(CU_STREAM_DEFAULT, 0)                                                            \
+    X(CU_STREAM_NON_BLOCKING, 1)                                                       \
+    X(CU_EVENT_DEFAULT, 0)                                                             \
+    X(CU_EVENT_BLOCKING_SYNC, 1)                                                       \
+    X(CU_EVENT_DISABLE_TIMING, 2)                                                      \
+    X(CU_EVENT_INTERPROCESS, 4)                                                        \
+    X(CU_EVENT_WAIT_DEFAULT, 0)                                                        \
+    X(CU_MEMHOSTALLOC_PORTABLE, 1)                                                     \
+    X(CU_MEMHOSTALLOC_DEVICEMAP, 2)                                                    \
+    X(CU_MEMHOSTALLOC_WRITECOMBINED, 4)                                                \
+    X(CU_MEMHOSTREGISTER_PORTABLE, 1)                                                  \
+    X(CU_MEMHOSTREGISTER_DEVICEMAP, 2)                                                 \
+    X(CU_MEMHOSTREGISTER_IOMEMORY, 4)                                                  \
+    X(CU_MEMHOSTREGISTER_READ_ONLY, 8)                                                 \
+    X(CU_MEM_ATTACH_GLOBAL, 1)                                                         \
+    X(CU_MEM_ATTACH_HOST, 2)                                                           \
+    X(CU_STREAM_WAIT_VALUE_GEQ, 0)                                                     \
+    X(CU_STREAM_WAIT_VALUE_EQ, 1)                                                      \
+    X(CU_STREAM_WAIT_VALUE_AND, 2)                                                     \
+    X(CU_STREAM_WAIT_VALUE_NOR, 3)                                                     \
+    X(CU_STREAM_CAPTURE_STATUS_NONE, 0)                                                \
+    X(CU_STREAM_CAPTURE_STATUS_ACTIVE, 1)                                              \
+    X(CU_STREAM_CAPTURE_STATUS_INVALIDATED, 2)                                         \
+    X(CU_STREAM_CAPTURE_MODE_GLOBAL, 0)                                                \
+    X(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, 1)                                          \
+    X(CU_STREAM_CAPTURE_MODE_RELAXED, 2)                                               \
+    X(CU_GET_PROC_ADDRESS_DEFAULT, 0)                                                  \
+    X(CU_GET_PROC_ADDRESS_LEGACY_STREAM, 1)                                            \
+    X(CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, 2)                                \
+    X(CU_GET_PROC_ADDRESS_SUCCESS, 0)                                                  \
+    X(CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND, 1)                                         \
+    X(CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT, 2)
+
+/* clang-format on */
+
+typedef enum nrm_CUresult {
+#define X(name, value) NRM_CUDA_##name = value,
+    NRM_CUDA_RESULTS(X)
+#undef X
+} nrm_CUresult;
+
+typedef enum nrm_CUdevice_attribute {
+#define X(name, value) NRM_CU_DEVICE_ATTRIBUTE_##name = value,
+    NRM_CU_DEVICE_ATTRIBUTES(X)
+#undef X
+} nrm_CUdevice_attribute;
+
+typedef enum nrm_CUpointer_attribute {
+#define X(name, value) NRM_CU_POINTER_ATTRIBUTE_##name = value,
+    NRM_CU_POINTER_ATTRIBUTES(X)
+#undef X
+} nrm_CUpointer_attribute;
+
+enum {
+#define X(name, value) NRM_##name = value,
+    NRM_CUDA_CONSTANTS(X)
+#undef X
+};
+
+/* Enumerations of the driver whose values are among the constants above. As fields
+ * and arguments they have the size and the sign that every supported compiler gives
+ * to an enumeration without negative values. */
+typedef unsigned int nrm_CUmemorytype;
+typedef unsigned int nrm_CUstreamCaptureStatus;
+typedef unsigned int nrm_CUstreamCaptureMode;
+typedef unsigned int nrm_CUdriverProcAddressQueryResult;
+
+typedef struct nrm_CUDA_MEMCPY2D {
+    size_t srcXInBytes; /* column of the first byte */
+    size_t srcY;        /* row of the first byte */
+    nrm_CUmemorytype srcMemoryType;
+    const void *srcHost;       /* when the type is HOST */
+    nrm_CUdeviceptr srcDevice; /* when it is DEVICE or UNIFIED */
+    nrm_CUarray srcArray;
+    size_t srcPitch; /* bytes from row to row */
+    size_t dstXInBytes;
+    size_t dstY;
+    nrm_CUmemorytype dstMemoryType;
+    void *dstHost;
+    nrm_CUdeviceptr dstDevice;
+    nrm_CUarray dstArray;
+    size_t dstPitch;
+    size_t WidthInBytes;
+    size_t Height; /* rows */
+} nrm_CUDA_MEMCPY2D;
+
+/* clang-format off */
+
+/* The entry points: X(name, symbol, version, required, result, arguments)
+ *
+ *   name       what cuGetProcAddress is asked for
+ *   symbol     what the library exports for the prototype that stands in the row
+ *   version    the CUDA version of that prototype, to be passed to cuGetProcAddress: a
+ *              larger one may yield a later prototype under the same name
+ *   required   1: a driver without it is too old; 0: one feature is off without it
+ *
+ * The name must be used with # and ## only: cuda.h defines some of them as macros.
+ *
+ * CORE: what the resource core calls. */
+#define NRM_CUDA_CORE_CALLS(X)                                                         \
+    X(cuInit, cuInit, 2000, 1,                                                         \
+      nrm_CUresult, (unsigned int flags))                                              \
+    X(cuDriverGetVersion, cuDriverGetVersion, 2020, 1,                                 \
+      nrm_CUresult, (int *version))                                                    \
+    X(cuGetProcAddress, cuGetProcAddress_v2, 12000, 1,                                 \
+      nrm_CUresult, (const char *symbol, void **function, int version,                 \
+                     uint64_t flags, nrm_CUdriverProcAddressQueryResult *found))       \
+    X(cuGetErrorName, cuGetErrorName, 6000, 1,                                         \
+      nrm_CUresult, (nrm_CUresult error, const char **name))                           \
+    X(cuGetErrorString, cuGetErrorString, 6000, 1,                                     \
+      nrm_CUresult, (nrm_CUresult error, const char **text))                           \
+    X(cuDeviceGet, cuDeviceGet, 2000, 1,                                               \
+      nrm_CUresult, (nrm_CUdevice *device, int ordinal))                               \
+    X(cuDeviceGetCount, cuDeviceGetCount, 2000, 1,                                     \
+      nrm_CUresult, (int *count))                                                      \
+    X(cuDeviceGetName, cuDeviceGetName, 2000, 1,                                       \
+      nrm_CUresult, (char *name, int size, nrm_CUdevice device))                       \
+    X(cuDeviceGetAttribute, cuDeviceGetAttribute, 2000, 1,                             \
+      nrm_CUresult, (int *value, nrm_CUdevice_attribute attribute,                     \
+                     nrm_CUdevice device))                                             \
+    X(cuDeviceTotalMem, cuDeviceTotalMem_v2, 3020, 1,                                  \
+      nrm_CUresult, (size_t *nbytes, nrm_CUdevice device))                             \
+    X(cuDeviceGetPCIBusId, cuDeviceGetPCIBusId, 4010, 1,                               \
+      nrm_CUresult, (char *id, int size, nrm_CUdevice device))                         \
+    X(cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain, 7000, 1,                     \
+      nrm_CUresult, (nrm_CUcontext *context, nrm_CUdevice device))                     \
+    X(cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2, 11000, 1,               \
+      nrm_CUresult, (nrm_CUdevice device))                                             \
+    X(cuDevicePrimaryCtxGetState, cuDevicePrimaryCtxGetState, 7000, 1,                 \
+      nrm_CUresult, (nrm_CUdevice device, unsigned int *flags, int *active))           \
+    X(cuCtxGetCurrent, cuCtxGetCurrent, 4000, 1,                                       \
+      nrm_CUresult, (nrm_CUcontext *context))                                          \
+    X(cuCtxSetCurrent, cuCtxSetCurrent, 4000, 1,                                       \
+      nrm_CUresult, (nrm_CUcontext context))                                           \
+    X(cuCtxPushCurrent, cuCtxPushCurrent_v2, 4000, 1,                                  \
+      nrm_CUresult, (nrm_CUcontext context))                                           \
+    X(cuCtxPopCurrent, cuCtxPopCurrent_v2, 4000, 1,                                    \
+      nrm_CUresult, (nrm_CUcontext *context))                                          \
+    X(cuCtxGetDevice, cuCtxGetDevice, 2000, 1,                                         \
+      nrm_CUresult, (nrm_CUdevice *device))                                            \
+    X(cuCtxGetId, cuCtxGetId, 12000, 1,                                                \
+      nrm_CUresult, (nrm_CUcontext context, unsigned long long *id))                   \
+    X(cuCtxSynchronize, cuCtxSynchronize, 2000, 1,                                     \
+      nrm_CUresult, (void))                                                            \
+    X(cuCtxRecordEvent, cuCtxRecordEvent, 12050, 0,                                    \
+      nrm_CUresult, (nrm_CUcontext context, nrm_CUevent event))                        \
+    X(cuMemGetInfo, cuMemGetInfo_v2, 3020, 1,                                          \
+      nrm_CUresult, (size_t *free_nbytes, size_t *total_nbytes))                       \
+    X(cuMemAlloc, cuMemAlloc_v2, 3020, 1,                                              \
+      nrm_CUresult, (nrm_CUdeviceptr *ptr, size_t nbytes))                             \
+    X(cuMemFree, cuMemFree_v2, 3020, 1,                                                \
+      nrm_CUresult, (nrm_CUdeviceptr ptr))                                             \
+    X(cuMemAllocManaged, cuMemAllocManaged, 6000, 1,                                   \
+      nrm_CUresult, (nrm_CUdeviceptr *ptr, size_t nbytes, unsigned int flags))         \
+    X(cuMemHostAlloc, cuMemHostAlloc, 2020, 1,                                         \
+      nrm_CUresult, (void **ptr, size_t nbytes, unsigned int flags))                   \
+    X(cuMemFreeHost, cuMemFreeHost, 2000, 1,                                           \
+      nrm_CUresult, (void *ptr))                                                       \
+    X(cuMemHostRegister, cuMemHostRegister_v2, 6050, 1,                                \
+      nrm_CUresult, (void *ptr, size_t nbytes, unsigned int flags))                    \
+    X(cuMemHostUnregister, cuMemHostUnregister, 4000, 1,                               \
+      nrm_CUresult, (void *ptr))                                                       \
+    X(cuMemHostGetDevicePointer, cuMemHostGetDevicePointer_v2, 3020, 1,                \
+      nrm_CUresult, (nrm_CUdeviceptr *device_ptr, void *ptr, unsigned int flags))      \
+    X(cuMemHostGetFlags, cuMemHostGetFlags, 2030, 1,                                   \
+      nrm_CUresult, (unsigned int *flags, void *ptr))                                  \
+    X(cuPointerGetAttribute, cuPointerGetAttribute, 4000, 1,                           \
+      nrm_CUresult, (void *value, nrm_CUpointer_attribute attribute,                   \
+                     nrm_CUdeviceptr ptr))                                             \
+    X(cuMemcpyHtoDAsync, cuMemcpyHtoDAsync_v2, 3020, 1,                                \
+      nrm_CUresult, (nrm_CUdeviceptr dst, const void *src, size_t nbytes,              \
+                     nrm_CUstream stream))                                             \
+    X(cuMemcpyDtoHAsync, cuMemcpyDtoHAsync_v2, 3020, 1,                                \
+      nrm_CUresult, (void *dst, nrm_CUdeviceptr src, size_t nbytes,                    \
+                     nrm_CUstream stream))                                             \
+    X(cuMemcpyAsync, cuMemcpyAsync, 4000, 1,                                           \
+      nrm_CUresult, (nrm_CUdeviceptr dst, nrm_CUdeviceptr src, size_t nbytes,          \
+                     nrm_CUstream stream))                                             \
+    X(cuMemcpy2DAsync, cuMemcpy2DAsync_v2, 3020, 1,                                    \
+      nrm_CUresult, (const nrm_CUDA_MEMCPY2D *copy, nrm_CUstream stream))              \
+    X(cuMemsetD8Async, cuMemsetD8Async, 3020, 1,                                       \
+      nrm_CUresult, (nrm_CUdeviceptr dst, unsigned char value, size_t nbytes,          \
+                     nrm_CUstream stream))                                             \
+    X(cuStreamCreate, cuStreamCreate, 2000, 1,                                         \
+      nrm_CUresult, (nrm_CUstream *stream, unsigned int flags))                        \
+    X(cuStreamDestroy, cuStreamDestroy_v2, 4000, 1,                                    \
+      nrm_CUresult, (nrm_CUstream stream))                                             \
+    X(cuStreamQuery, cuStreamQuery, 2000, 1,                                           \
+      nrm_CUresult, (nrm_CUstream stream))                                             \
+    X(cuStreamSynchronize, cuStreamSynchronize, 2000, 1,                               \
+      nrm_CUresult, (nrm_CUstream stream))                                             \
+    X(cuStreamWaitEvent, cuStreamWaitEvent, 3020, 1,                                   \
+      nrm_CUresult, (nrm_CUstream stream, nrm_CUevent event, unsigned int flags))      \
+    X(cuStreamGetCtx, cuStreamGetCtx, 9020, 1,                                         \
+      nrm_CUresult, (nrm_CUstream stream, nrm_CUcontext *context))                     \
+    X(cuStreamGetId, cuStreamGetId, 12000, 1,                                          \
+      nrm_CUresult, (nrm_CUstream stream, unsigned long long *id))                     \
+    X(cuStreamIsCapturing, cuStreamIsCapturing, 10000, 1,                              \
+      nrm_CUresult, (nrm_CUstream stream, nrm_CUstreamCaptureStatus *status))          \
+    X(cuThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode, 10010, 1,  \
+      nrm_CUresult, (nrm_CUstreamCaptureMode *mode))                                   \
+    X(cuEventCreate, cuEventCreate, 2000, 1,                                           \
+      nrm_CUresult, (nrm_CUevent *event, unsigned int flags))                          \
+    X(cuEventDestroy, cuEventDestroy_v2, 4000, 1,                                      \
+      nrm_CUresult, (nrm_CUevent event))                                               \
+    X(cuEventQuery, cuEventQuery, 2000, 1,                                             \
+      nrm_CUresult, (nrm_CUevent event))                                               \
+    X(cuEventRecord, cuEventRecord, 2000, 1,                                           \
+      nrm_CUresult, (nrm_CUevent event, nrm_CUstream stream))                          \
+    X(cuEventSynchronize, cuEventSynchronize, 2000, 1,                                 \
+      nrm_CUresult, (nrm_CUevent event))
+
+/* EXTRA: what only tests call, on the simulator and on a real driver. */
+#define NRM_CUDA_EXTRA_CALLS(X)                                                        \
+    X(cuDevicePrimaryCtxReset, cuDevicePrimaryCtxReset_v2, 11000, 1,                   \
+      nrm_CUresult, (nrm_CUdevice device))                                             \
+    X(cuMemcpyHtoD, cuMemcpyHtoD_v2, 3020, 1,                                          \
+      nrm_CUresult, (nrm_CUdeviceptr dst, const void *src, size_t nbytes))             \
+    X(cuMemcpyDtoH, cuMemcpyDtoH_v2, 3020, 1,                                          \
+      nrm_CUresult, (void *dst, nrm_CUdeviceptr src, size_t nbytes))                   \
+    X(cuMemcpyDtoD, cuMemcpyDtoD_v2, 3020, 1,                                          \
+      nrm_CUresult, (nrm_CUdeviceptr dst, nrm_CUdeviceptr src, size_t nbytes))         \
+    X(cuMemcpy, cuMemcpy, 4000, 1,                                                     \
+      nrm_CUresult, (nrm_CUdeviceptr dst, nrm_CUdeviceptr src, size_t nbytes))         \
+    X(cuMemsetD8, cuMemsetD8_v2, 3020, 1,                                              \
+      nrm_CUresult, (nrm_CUdeviceptr dst, unsigned char value, size_t nbytes))         \
+    X(cuStreamWaitValue32, cuStreamWaitValue32_v2, 11070, 1,                           \
+      nrm_CUresult, (nrm_CUstream stream, nrm_CUdeviceptr address, uint32_t value,     \
+                     unsigned int flags))                                              \
+    X(cuStreamBeginCapture, cuStreamBeginCapture_v2, 10010, 1,                         \
+      nrm_CUresult, (nrm_CUstream stream, nrm_CUstreamCaptureMode mode))               \
+    X(cuStreamEndCapture, cuStreamEndCapture, 10000, 1,                                \
+      nrm_CUresult, (nrm_CUstream stream, nrm_CUgraph *graph))                         \
+    X(cuGraphDestroy, cuGraphDestroy, 10000, 1,                                        \
+      nrm_CUresult, (nrm_CUgraph graph))                                               \
+    X(cuLaunchHostFunc, cuLaunchHostFunc, 10000, 1,                                    \
+      nrm_CUresult, (nrm_CUstream stream, nrm_CUhostFn function, void *user_data))
+
+#define NRM_CUDA_ALL_CALLS(X) NRM_CUDA_CORE_CALLS(X) NRM_CUDA_EXTRA_CALLS(X)
+
+/* clang-format on */
+
+/* nrm_<name>_fn: the type of the function, for instance nrm_cuMemAlloc_fn. */
+#define X(name, symbol, version, required, result, arguments)                          \
+    typedef result nrm_##name##_fn arguments;
+NRM_CUDA_ALL_CALLS(X)
+#undef X
+
+#endif

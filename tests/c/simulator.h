@@ -1,0 +1,140 @@
+/* The simulated driver, for C tests: its controls, found by name in the library that the
+   core opens, and a start that gives a test a machine of its own.
+
+       #include "simulator.h"
+
+       TEST(a_thing)
+       {
+           struct nrm_cudasim_config config = simulator_config();
+           config.devices = 2;
+           simulator_start(&config);           // NULL: one device of 8 GiB, driver 13.0
+           sim.fail("cuMemAlloc", 1, NRM_CUDA_ERROR_OUT_OF_MEMORY, 1);
+           …
+           CHECK_EQ(sim.fault_count(), 0);
+       }
+
+   `cuda` is a table of the driver's own entry points, those that only tests call among
+   them: what another library in the same process would call. */
+
+#ifndef SIMULATOR_H
+#define SIMULATOR_H
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "core/uses.h"
+#include "cuda/driver.h"
+#include "cudasim.h"
+
+static struct {
+    __typeof__(nrm_cudasim_default_config) *default_config;
+    __typeof__(nrm_cudasim_reset) *reset;
+    __typeof__(nrm_cudasim_set_attribute) *set_attribute;
+    __typeof__(nrm_cudasim_set_sticky) *set_sticky;
+    __typeof__(nrm_cudasim_fail) *fail;
+    __typeof__(nrm_cudasim_hold_stream) *hold_stream;
+    __typeof__(nrm_cudasim_release_stream) *release_stream;
+    __typeof__(nrm_cudasim_call_count) *call_count;
+    __typeof__(nrm_cudasim_fault_count) *fault_count;
+    __typeof__(nrm_cudasim_fault_text) *fault_text;
+    __typeof__(nrm_cudasim_outstanding) *outstanding;
+} sim;
+
+static struct {
+#define X(name, symbol, version, required, result, arguments) nrm_##name##_fn *name;
+    NRM_CUDA_ALL_CALLS(X)
+#undef X
+} cuda;
+
+static inline void
+simulator__load(void)
+{
+    void *library = dlopen(NRM_TEST_CUDASIM, RTLD_NOW | RTLD_LOCAL);
+    if (library == NULL) {
+        printf("Bail out! %s\n", dlerror());
+        exit(1);
+    }
+#define CONTROL(name) *(void **)&sim.name = dlsym(library, "nrm_cudasim_" #name)
+    CONTROL(default_config);
+    CONTROL(reset);
+    CONTROL(set_attribute);
+    CONTROL(set_sticky);
+    CONTROL(fail);
+    CONTROL(hold_stream);
+    CONTROL(release_stream);
+    CONTROL(call_count);
+    CONTROL(fault_count);
+    CONTROL(fault_text);
+    CONTROL(outstanding);
+#undef CONTROL
+#define X(name, symbol, version, required, result, arguments)                          \
+    *(void **)&cuda.name = dlsym(library, #symbol);
+    NRM_CUDA_ALL_CALLS(X)
+#undef X
+    setenv("NUMPY_RMM_CUDASIM_PATH", NRM_TEST_CUDASIM, 1);
+    unsetenv("CUDA_VISIBLE_DEVICES");
+}
+
+static inline struct nrm_cudasim_config
+simulator_config(void)
+{
+    struct nrm_cudasim_config config = {.size = sizeof config};
+    if (sim.reset == NULL) {
+        simulator__load();
+    }
+    sim.default_config(&config);
+    return config;
+}
+
+/* A new machine, and the core looks for its driver again. */
+static inline void
+simulator_start(const struct nrm_cudasim_config *config)
+{
+    if (sim.reset == NULL) {
+        simulator__load();
+    }
+    CHECK_EQ(sim.reset(config), 0);
+    CHECK_OK(nrm__cuda_set_library("simulator"));
+    nrm__epoch_forget_contexts();
+}
+
+/* How many of `what` live. */
+static inline uint64_t
+simulator_count(int what)
+{
+    uint64_t count = 0;
+    uint64_t nbytes = 0;
+    sim.outstanding(what, &count, &nbytes);
+    return count;
+}
+
+static inline void
+simulator_check_faults(void)
+{
+    char text[256];
+    for (uint64_t i = 0; i < sim.fault_count() && i < 5; i++) {
+        sim.fault_text(i, text, sizeof text);
+        NOTE("fault: %s", text);
+    }
+    CHECK_EQ(sim.fault_count(), 0u);
+}
+
+/* Runs a test's part in a child; its checks are ours. 0: all held. */
+static inline int
+in_child(void (*part)(void))
+{
+    int status = -1;
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        unsigned before = atomic_load(&check__.n_failures);
+        part();
+        fflush(stdout);
+        _exit(atomic_load(&check__.n_failures) == before ? 0 : 1);
+    }
+    waitpid(child, &status, 0);
+    return status;
+}
+
+#endif

@@ -1,0 +1,177 @@
+/* The declared driver interface against the toolkit's cuda.h, where there is one.
+ *
+ * Everything is compared while this file compiles: if it builds, the interface is
+ * right. The tests that run only say what was compared, or why nothing could be. */
+#include "cuda/abi.h"
+
+#include "check.h"
+
+#ifdef NRM_HAVE_CUDA_H
+
+#include <cuda.h>
+
+_Static_assert(CUDA_VERSION >= 12050, "the toolkit has all declared entry points");
+
+/* ---- constants ------------------------------------------------------------------- */
+
+#define X(name, value)                                                                 \
+    _Static_assert((int)CUDA_##name == (value) && (int)NRM_CUDA_##name == (value),     \
+                   #name);
+NRM_CUDA_RESULTS(X)
+#undef X
+
+#define X(name, value)                                                                 \
+    _Static_assert((int)CU_DEVICE_ATTRIBUTE_##name == (value), #name);
+NRM_CU_DEVICE_ATTRIBUTES(X)
+#undef X
+
+#define X(name, value)                                                                 \
+    _Static_assert((int)CU_POINTER_ATTRIBUTE_##name == (value), #name);
+NRM_CU_POINTER_ATTRIBUTES(X)
+#undef X
+
+#define X(name, value) _Static_assert((int)name == (value), #name);
+NRM_CUDA_CONSTANTS(X)
+#undef X
+
+/* These two are macros that cast, so they are compared when the program runs. */
+TEST(special_streams_have_the_same_values)
+{
+    CHECK_EQ((uintptr_t)NRM_CU_STREAM_LEGACY, (uintptr_t)CU_STREAM_LEGACY);
+    CHECK_EQ((uintptr_t)NRM_CU_STREAM_PER_THREAD, (uintptr_t)CU_STREAM_PER_THREAD);
+}
+
+/* ---- types ----------------------------------------------------------------------- */
+
+#define SAME_TYPE(a, b) _Static_assert(__builtin_types_compatible_p(a, b), #a " is " #b)
+#define SAME_SIZE(a, b)                                                                \
+    _Static_assert(sizeof(a) == sizeof(b) && _Alignof(a) == _Alignof(b), #a " is " #b)
+#define SAME_ENUM(a, b)                                                                \
+    SAME_SIZE(a, b);                                                                   \
+    _Static_assert(((a) - 1 < (a)1) == ((b) - 1 < (b)1), #a " has the sign of " #b)
+#define IS_POINTER(a) _Static_assert(sizeof(a) == sizeof(void *), #a " is a pointer")
+
+SAME_TYPE(nrm_CUdevice, CUdevice);
+SAME_TYPE(nrm_CUdeviceptr, CUdeviceptr);
+SAME_TYPE(nrm_CUhostFn, CUhostFn);
+SAME_ENUM(nrm_CUresult, CUresult);
+SAME_ENUM(nrm_CUdevice_attribute, CUdevice_attribute);
+SAME_ENUM(nrm_CUpointer_attribute, CUpointer_attribute);
+SAME_ENUM(nrm_CUmemorytype, CUmemorytype);
+SAME_ENUM(nrm_CUstreamCaptureStatus, CUstreamCaptureStatus);
+SAME_ENUM(nrm_CUstreamCaptureMode, CUstreamCaptureMode);
+SAME_ENUM(nrm_CUdriverProcAddressQueryResult, CUdriverProcAddressQueryResult);
+IS_POINTER(CUcontext);
+IS_POINTER(CUstream);
+IS_POINTER(CUevent);
+IS_POINTER(CUgraph);
+IS_POINTER(CUarray);
+
+/* ---- the structure --------------------------------------------------------------- */
+
+#define SAME_FIELD(field)                                                              \
+    _Static_assert(offsetof(nrm_CUDA_MEMCPY2D, field) ==                               \
+                           offsetof(CUDA_MEMCPY2D, field) &&                           \
+                       sizeof(((nrm_CUDA_MEMCPY2D *)0)->field) ==                      \
+                           sizeof(((CUDA_MEMCPY2D *)0)->field),                        \
+                   "CUDA_MEMCPY2D." #field)
+
+SAME_SIZE(nrm_CUDA_MEMCPY2D, CUDA_MEMCPY2D);
+SAME_FIELD(srcXInBytes);
+SAME_FIELD(srcY);
+SAME_FIELD(srcMemoryType);
+SAME_FIELD(srcHost);
+SAME_FIELD(srcDevice);
+SAME_FIELD(srcArray);
+SAME_FIELD(srcPitch);
+SAME_FIELD(dstXInBytes);
+SAME_FIELD(dstY);
+SAME_FIELD(dstMemoryType);
+SAME_FIELD(dstHost);
+SAME_FIELD(dstDevice);
+SAME_FIELD(dstArray);
+SAME_FIELD(dstPitch);
+SAME_FIELD(WidthInBytes);
+SAME_FIELD(Height);
+
+/* ---- prototypes ------------------------------------------------------------------ */
+
+/* The rows of the list are read again with cuda.h's names for the types that have a
+ * name there; that those agree is asserted above. */
+#define nrm_CUresult CUresult
+#define nrm_CUcontext CUcontext
+#define nrm_CUstream CUstream
+#define nrm_CUevent CUevent
+#define nrm_CUgraph CUgraph
+#define nrm_CUdevice_attribute CUdevice_attribute
+#define nrm_CUpointer_attribute CUpointer_attribute
+#define nrm_CUstreamCaptureStatus CUstreamCaptureStatus
+#define nrm_CUstreamCaptureMode CUstreamCaptureMode
+#define nrm_CUdriverProcAddressQueryResult CUdriverProcAddressQueryResult
+#define nrm_CUDA_MEMCPY2D CUDA_MEMCPY2D
+
+#define X(name, symbol, version, required, result, arguments)                          \
+    typedef result in_cuda_h_##name arguments;                                         \
+    _Static_assert(__builtin_types_compatible_p(__typeof__(symbol), in_cuda_h_##name), \
+                   "the prototype of " #name);
+NRM_CUDA_ALL_CALLS(X)
+#undef X
+
+/* The toolkit names each prototype by its version: the one that the row must ask for. */
+#if __has_include(<cudaTypedefs.h>)
+#include <cudaTypedefs.h>
+#define X(name, symbol, version, required, result, arguments)                          \
+    _Static_assert(__builtin_types_compatible_p(PFN_##name##_v##version,               \
+                                                in_cuda_h_##name *),                   \
+                   "the version of " #name);
+NRM_CUDA_ALL_CALLS(X)
+#undef X
+#endif
+
+/* cuda.h maps each name to the symbol of its current prototype. */
+#define TEXT_(x) #x
+#define TEXT(x) TEXT_(x)
+
+TEST(symbols_are_the_current_ones)
+{
+#define X(name, symbol, version, required, result, arguments)                          \
+    CHECK_STR_EQ(TEXT(name), #symbol);
+    NRM_CUDA_ALL_CALLS(X)
+#undef X
+}
+
+TEST(everything_agrees_with_cuda_h)
+{
+    int n = 0;
+#define X(name, symbol, version, required, result, arguments) n++;
+    NRM_CUDA_ALL_CALLS(X)
+#undef X
+    NOTE("%d prototypes agree with CUDA_VERSION %d", n, CUDA_VERSION);
+}
+
+#else
+
+TEST(everything_agrees_with_cuda_h)
+{
+    SKIP("no cuda.h was found when this was compiled");
+}
+
+#endif
+
+/* ---- what holds without a toolkit ------------------------------------------------ */
+
+TEST(an_entry_point_is_listed_once)
+{
+    static const char *const names[] = {
+#define X(name, symbol, version, required, result, arguments) #symbol,
+        NRM_CUDA_ALL_CALLS(X)
+#undef X
+    };
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        for (size_t j = 0; j < i; j++) {
+            CHECK_MSG(strcmp(names[i], names[j]) != 0, "%s is listed twice", names[i]);
+        }
+    }
+}
+
+CHECK_MAIN
