@@ -8,7 +8,7 @@
 /* Prints what failed and where, and aborts. */
 _Noreturn void nrm__assert_failed(const char *text, const char *file, int line);
 
-#define NRM_ASSERT(condition) \
+#define NRM_ASSERT(condition)                                                          \
     ((condition) ? (void)0 : nrm__assert_failed(#condition, __FILE__, __LINE__))
 
 #ifdef NDEBUG

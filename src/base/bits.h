@@ -49,7 +49,7 @@ nrm__max(size_t a, size_t b)
 }
 
 /* The structure of `type` whose field `member` is at `ptr`. */
-#define NRM__CONTAINER(ptr, type, member) \
+#define NRM__CONTAINER(ptr, type, member)                                              \
     ((type *)(void *)((char *)(ptr) - offsetof(type, member)))
 
 #endif

@@ -1,6 +1,7 @@
 /*
- * The locks of this folder over a fork. Nothing here may include os/fork.h, so os/fork.c
- * calls these itself: prepare after every other hook, parent or child before them.
+ * The locks of this folder over a fork. Nothing here may include os/fork.h, so
+ * os/fork.c calls these itself: prepare after every other hook, parent or child before
+ * them.
  */
 #ifndef NRM_BASE_FORK_H
 #define NRM_BASE_FORK_H

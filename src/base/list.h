@@ -1,4 +1,5 @@
-/* An intrusive doubly linked circular list; the head is a link too. The caller locks. */
+/* An intrusive doubly linked circular list; the head is a link too. The caller
+   locks. */
 #ifndef NRM_BASE_LIST_H
 #define NRM_BASE_LIST_H
 

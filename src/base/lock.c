@@ -1,12 +1,31 @@
 /*
- * Locks with ranks. Debug builds keep the ranks that a thread holds in its state, always
- * ascending, and assert before a lock is taken, so that a wrong order is seen the first
- * time it happens and not the first time it deadlocks.
+ * Locks with ranks. Debug builds keep the ranks that a thread holds in its state,
+ * always ascending, and assert before a lock is taken, so that a wrong order is seen
+ * the first time it happens and not the first time it deadlocks.
  */
 #include "base/lock.h"
 
 #include "base/assert.h"
 #include "base/thread_state.h"
+
+#if defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define HAS_THREAD_SANITIZER 1
+#endif
+#endif
+#if defined(__SANITIZE_THREAD__) || defined(HAS_THREAD_SANITIZER)
+
+/* The ranks do what ThreadSanitizer's search for deadlocks would do, and that search
+   ends the program when a thread holds more than 64 locks, as one that forks does. */
+__attribute__((visibility("default"))) const char *__tsan_default_options(void);
+
+const char *
+__tsan_default_options(void)
+{
+    return "detect_deadlocks=0";
+}
+
+#endif
 
 #ifdef NDEBUG
 

@@ -1,10 +1,11 @@
 /*
  * The options table: values, where they come from, and their text.
  *
- * The environment is read once, at the first use of any option, as reading it later would
- * race with a program that changes it. A variable that cannot be read is not an error of
- * whoever happens to come first: the default holds and `info` shows the row as invalid.
- * Numbers are atomics, so getting one is a load; texts and sources change under the lock.
+ * The environment is read once, at the first use of any option, as reading it later
+ * would race with a program that changes it. A variable that cannot be read is not an
+ * error of whoever happens to come first: the default holds and `info` shows the row as
+ * invalid. Numbers are atomics, so getting one is a load; texts and sources change
+ * under the lock.
  */
 #include "nrm/options.h"
 

@@ -2,8 +2,8 @@
  * Statuses and the last-error record of a thread.
  *
  * A message is put together on the stack before the record changes, so it may quote the
- * record that it replaces. Floating-point conversions can allocate in printf and have no
- * place in these formats.
+ * record that it replaces. Floating-point conversions can allocate in printf and have
+ * no place in these formats.
  */
 #include "nrm/status.h"
 

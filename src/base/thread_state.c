@@ -3,9 +3,10 @@
  * pthread key.
  *
  * Destructors of other keys run in an order that nobody knows and may free arrays, so
- * ours asks to be called again until the last round but one of those that POSIX promises
- * and gives the state up only then: the last round is when sanitizers end the thread. A
- * call that comes even later gets the shared state, which nobody has to give up.
+ * ours asks to be called again until the last round but one of those that POSIX
+ * promises and gives the state up only then: the last round is when sanitizers end the
+ * thread. A call that comes even later gets the shared state, which nobody has to give
+ * up.
  *
  * The states lie in chunks straight from the system. The lock is a bare mutex, as a
  * struct nrm__lock asks for the state of the thread that takes it.

@@ -1,8 +1,8 @@
 /*
- * A treap: ordered by start, and a heap by a priority that is a hash of the start. Such a
- * tree has the shape of one built in random order, so its depth is logarithmic whatever
- * the order of insertion, and insertion and removal are one walk down without recursion,
- * parent pointers or rotations.
+ * A treap: ordered by start, and a heap by a priority that is a hash of the start. Such
+ * a tree has the shape of one built in random order, so its depth is logarithmic
+ * whatever the order of insertion, and insertion and removal are one walk down without
+ * recursion, parent pointers or rotations.
  */
 #include "base/tree.h"
 

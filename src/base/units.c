@@ -1,9 +1,9 @@
 /*
  * Reading and writing quantities.
  *
- * A number is kept as its digits and a power of ten. Digits times the factor of the unit
- * fit 128 bits (64 for the digits, 50 for the largest factor), so the power of ten is
- * applied last and the result is exact.
+ * A number is kept as its digits and a power of ten. Digits times the factor of the
+ * unit fit 128 bits (64 for the digits, 50 for the largest factor), so the power of ten
+ * is applied last and the result is exact.
  */
 #include "base/units.h"
 
@@ -66,7 +66,8 @@ skip_spaces(const char *text)
     return text;
 }
 
-/* Appends the digits at *text; `weight` is what one more of them adds to the exponent. */
+/* Appends the digits at *text; `weight` is what one more of them adds to the
+   exponent. */
 static const char *
 read_digits(const char **text, int weight, struct number *number, bool *any)
 {

@@ -20,9 +20,10 @@ extern const struct nrm__unit nrm__size_units[];
 extern const struct nrm__unit nrm__time_units[]; /* nanoseconds */
 
 /*
- * Reads "<number><spaces><unit>"; parts smaller than the smallest unit are dropped. NULL:
- * `out` is set; otherwise what is wrong, to stand behind the text: "is negative". Without
- * a unit the number counts the smallest one, or, with `needs_unit`, must be zero.
+ * Reads "<number><spaces><unit>"; parts smaller than the smallest unit are dropped.
+ * NULL: `out` is set; otherwise what is wrong, to stand behind the text: "is negative".
+ * Without a unit the number counts the smallest one, or, with `needs_unit`, must be
+ * zero.
  */
 const char *nrm__quantity_parse(const char *text, const struct nrm__unit *units,
                                 bool needs_unit, uint64_t *out);

@@ -1,6 +1,6 @@
 /*
- * A private copy, on a stream of its own: it must not wait for the work of others, nor be
- * seen by captures of the legacy stream.
+ * A private copy, on a stream of its own: it must not wait for the work of others, nor
+ * be seen by captures of the legacy stream.
  */
 #include "core/copy.h"
 

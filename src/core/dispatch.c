@@ -488,10 +488,8 @@ nrm_status
 nrm_block_find(const void *ptr, nrm_block_info *out)
 {
     struct nrm__block block;
-    if (!nrm__block_map_find(ptr, &block)) {
+    if (!nrm__block_map_find(ptr, &block))
         return NRM_NOT_FOUND;
-    }
-    bool host = nrm_kind_is_host_accessible(block.owner->kind);
     *out = (nrm_block_info){
         .resource = block.owner,
         .kind = block.owner->kind,
@@ -500,8 +498,13 @@ nrm_block_find(const void *ptr, nrm_block_info *out)
         .nbytes = block.nbytes,
         .capacity = block.capacity,
         .reason = block.reason,
-        .page_nbytes = host ? nrm__mapping_page_size(block.ptr) : 0,
-        .numa_node = host ? nrm__numa_node_of(block.ptr) : -1,
     };
     return NRM_OK;
+}
+
+void
+nrm_page_info(const void *ptr, size_t *out_page_nbytes, int *out_numa_node)
+{
+    *out_page_nbytes = nrm__mapping_page_size(ptr);
+    *out_numa_node = nrm__numa_node_of(ptr);
 }

@@ -2,10 +2,10 @@
  * Memory for descriptions, in a dozen size classes.
  *
  * A class cuts nodes off a chunk from the system and keeps what is given back on a free
- * list through the nodes' first words. Chunks are never given back: descriptions are small
- * beside what they describe, and a pointer that outlived its node then still points to
- * mapped memory. A chunk is mapped with no lock held; when two threads bring one each, the
- * rest of the older one goes to the free list.
+ * list through the nodes' first words. Chunks are never given back: descriptions are
+ * small beside what they describe, and a pointer that outlived its node then still
+ * points to mapped memory. A chunk is mapped with no lock held; when two threads bring
+ * one each, the rest of the older one goes to the free list.
  */
 #include "core/nodes.h"
 

@@ -1,18 +1,20 @@
 /*
  * Slabs: chunks of 64 KiB cut into equal cells.
  *
- * A cell is free, live, or claimed: neither, between the claim of the one thread that gives
- * it back and its return to the free bits. Free bits belong to the lock of the class. Live
- * bits are atomics, 32 to a word, with the generation of the slab in the other half of it:
- * a claim is one compare and exchange, which fails for a cell that is not live any more and
- * for one of a chunk that has left since it was found, even when its description serves
- * another chunk now. For that a description stays with its class until the set dies, and
- * whoever holds a found block holds a reference to the owner of the set.
+ * A cell is free, live, or claimed: neither, between the claim of the one thread that
+ * gives it back and its return to the free bits. Free bits belong to the lock of the
+ * class. Live bits are atomics, 32 to a word, with the generation of the slab in the
+ * other half of it: a claim is one compare and exchange, which fails for a cell that is
+ * not live any more and for one of a chunk that has left since it was found, even when
+ * its description serves another chunk now. For that a description stays with its class
+ * until the set dies, and whoever holds a found block holds a reference to the owner of
+ * the set.
  *
- * Cells are handed out from the lowest address up, so those above the high-water mark have
- * never been used and read as zero when the chunk did. Slabs with room stand in a list, the
- * empty ones at its end: cells are taken from slabs that are in use anyway, and an empty
- * one stays empty until it is needed. A few of these are kept, the others go back at once.
+ * Cells are handed out from the lowest address up, so those above the high-water mark
+ * have never been used and read as zero when the chunk did. Slabs with room stand in a
+ * list, the empty ones at its end: cells are taken from slabs that are in use anyway,
+ * and an empty one stays empty until it is needed. A few of these are kept, the others
+ * go back at once.
  */
 #include "core/slab.h"
 
@@ -26,7 +28,7 @@
 #define UNIT NRM__SLAB_ALIGNMENT
 #define MAX_CELLS (NRM__SLAB_CHUNK / UNIT)
 #define LINEAR_CLASSES 8 /* of one to eight units */
-#define KEPT_EMPTY 4     /* slabs of a class */
+#define KEPT_EMPTY 8     /* slabs of a class */
 
 #define RECIPROCAL_BITS 20
 
@@ -210,7 +212,8 @@ take_cell_locked(struct slab *slab, bool *out_is_zero)
     return cell;
 }
 
-/* Takes a claimed cell back. Returns the slab when it shall leave, unlinked, or NULL. */
+/* Takes a claimed cell back. Returns the slab when it shall leave, unlinked, or
+   NULL. */
 static struct slab *
 put_cell_locked(struct slab *slab, uint32_t cell)
 {

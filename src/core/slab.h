@@ -1,7 +1,7 @@
 /*
- * Small host blocks: chunks of 64 KiB cut into equal cells of one size class, a bitmap of
- * live cells and the requested sizes outside the memory. An address that is not a live
- * cell is known as such, so a double or foreign free does no harm.
+ * Small host blocks: chunks of 64 KiB cut into equal cells of one size class, a bitmap
+ * of live cells and the requested sizes outside the memory. An address that is not a
+ * live cell is known as such, so a double or foreign free does no harm.
  */
 #ifndef NRM_CORE_SLAB_H
 #define NRM_CORE_SLAB_H
@@ -12,7 +12,7 @@
 #define NRM__SLAB_CHUNK NRM__MAP_PAGE /* bytes, and its alignment */
 #define NRM__SLAB_MAX ((size_t)8192)  /* largest cell */
 #define NRM__SLAB_ALIGNMENT ((size_t)64)
-#define NRM__SLAB_N_CLASSES 24        /* 64, 128, ... 512, then four for each doubling */
+#define NRM__SLAB_N_CLASSES 24 /* 64, 128, ... 512, then four for each doubling */
 
 struct nrm__slab_class;
 
@@ -30,7 +30,8 @@ struct nrm__slabs {
 
 nrm_status nrm__slabs_init(struct nrm__slabs *slabs, nrm_resource *owner,
                            nrm_status (*get_chunk)(nrm_resource *, struct nrm__block *),
-                           void (*put_chunk)(nrm_resource *, const struct nrm__block *));
+                           void (*put_chunk)(nrm_resource *,
+                                             const struct nrm__block *));
 
 /* No cell is live. Gives all chunks back. */
 void nrm__slabs_finish(struct nrm__slabs *slabs);

@@ -169,7 +169,7 @@ nrm__cuda_contexts_forget(void)
 
 /* ---- retaining ---- */
 
-/* Notes a context that we have just retained. False: it is known and retained already. */
+/* Notes a context that we have just retained. False: it is retained already. */
 static bool
 note_retained(struct slot *slot, nrm_CUcontext context, unsigned long long id)
 {
@@ -210,7 +210,8 @@ retain(const struct nrm__driver *driver, int device, nrm_CUcontext *out)
     return NRM_OK;
 }
 
-/* The primary context, retained: NRM_NOT_FOUND when it is not active and may not be made. */
+/* The primary context, retained: NRM_NOT_FOUND when it is not active and may not be
+ * made. */
 static nrm_status
 primary_of(const struct nrm__driver *driver, int device, bool may_make,
            nrm_CUcontext *out)

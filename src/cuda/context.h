@@ -4,8 +4,8 @@
  *
  * Every driver call of ours that may block stands between enter and leave, which run
  * detached from the interpreter, put the thread's capture mode to relaxed (otherwise
- * queries, registrations and allocations would invalidate stream captures of others) and
- * restore it and the current context.
+ * queries, registrations and allocations would invalidate stream captures of others)
+ * and restore it and the current context.
  */
 #ifndef NRM_CUDA_CONTEXT_H
 #define NRM_CUDA_CONTEXT_H
@@ -24,13 +24,13 @@ struct nrm__cuda_scope {
 
 /*
  * `device` -1: chosen as said above; otherwise the primary context of that device. A
- * context that is current but not primary leads to its device's primary one, or is taken
- * itself where that is not active. Initialises CUDA. Nothing is held on failure.
+ * context that is current but not primary leads to its device's primary one, or is
+ * taken itself where that is not active. Initialises CUDA. Nothing is held on failure.
  */
 nrm_status nrm__cuda_enter(int device, struct nrm__cuda_scope *out);
 
-/* The primary context of a device if it lives: NRM_NOT_FOUND (not recorded) when it does
-   not, or CUDA is not initialised. */
+/* The primary context of a device if it lives: NRM_NOT_FOUND (not recorded) when it
+   does not, or CUDA is not initialised. */
 nrm_status nrm__cuda_enter_existing(int device, struct nrm__cuda_scope *out);
 
 void nrm__cuda_leave(struct nrm__cuda_scope *scope);
@@ -41,9 +41,9 @@ nrm_CUstreamCaptureMode nrm__cuda_relax(const struct nrm__driver *driver);
 void nrm__cuda_unrelax(const struct nrm__driver *driver, nrm_CUstreamCaptureMode mode);
 
 /*
- * The number of the current life of a device's primary context: 1, and one more for each
- * reset that was noticed. Asks the driver, with calls that do not block, whether the
- * context is still the one we knew; makes and retains nothing.
+ * The number of the current life of a device's primary context: 1, and one more for
+ * each reset that was noticed. Asks the driver, with calls that do not block, whether
+ * the context is still the one we knew; makes and retains nothing.
  */
 uint64_t nrm__cuda_generation(int device);
 
@@ -53,8 +53,8 @@ uint64_t nrm__cuda_generation_noticed(int device);
 /* Changes when any generation does. One atomic load. */
 uint64_t nrm__cuda_generations(void);
 
-/* Like nrm__cuda_generation for every device whose primary context we know of, with calls
-   that never block: for look-ups on the way of an allocation. */
+/* Like nrm__cuda_generation for every device whose primary context we know of, with
+   calls that never block: for look-ups on the way of an allocation. */
 void nrm__cuda_check_generations(void);
 
 /* Devices whose primary context is active now (asked of the driver, never cached):

@@ -1,7 +1,7 @@
 /*
  * Devices and their attributes. Attributes do not change while a driver is loaded, so
- * each is asked once and kept beside the driver's table: twice the value plus one, which
- * tells it from the zero of a new record.
+ * each is asked once and kept beside the driver's table: twice the value plus one,
+ * which tells it from the zero of a new record.
  */
 #include "cuda/device.h"
 

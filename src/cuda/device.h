@@ -24,8 +24,8 @@ struct nrm__cuda_device_info {
     bool is_active;     /* its primary context lives */
 };
 
-/* NRM_NOT_FOUND (not recorded): CUDA is not initialised, or there is no such device. May
-   block: detached. */
+/* NRM_NOT_FOUND (not recorded): CUDA is not initialised, or there is no such device.
+   May block: detached. */
 nrm_status nrm__cuda_device_info(int device, struct nrm__cuda_device_info *out);
 
 /* The attributes that this project knows, in order: "HOST_REGISTER_SUPPORTED" and its

@@ -1,14 +1,15 @@
 /*
  * Loading the driver.
  *
- * A library that was looked for is one record, found or not: its table, why it cannot be
- * used, what it lacks, what cuInit said. Records are published whole, through one pointer,
- * and never freed, so nobody who read the pointer needs a lock. Opening a library and
- * calling cuInit happen outside the lock; both may be done by two threads at once and
- * answer the same, and the first to finish publishes.
+ * A library that was looked for is one record, found or not: its table, why it cannot
+ * be used, what it lacks, what cuInit said. Records are published whole, through one
+ * pointer, and never freed, so nobody who read the pointer needs a lock. Opening a
+ * library and calling cuInit happen outside the lock; both may be done by two threads
+ * at once and answer the same, and the first to finish publishes.
  *
- * A child forked after cuInit must never call the driver. The fork hook marks it; a child
- * of a process in which somebody else called cuInit learns it from its own cuInit.
+ * A child forked after cuInit must never call the driver. The fork hook marks it; a
+ * child of a process in which somebody else called cuInit learns it from its own
+ * cuInit.
  */
 #include "cuda/driver.h"
 

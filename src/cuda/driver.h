@@ -1,10 +1,10 @@
 /*
  * The CUDA driver, found at run time.
  *
- * libcuda.so.1 is opened at the first use that needs it, never at import. Each symbol is
- * asked for with the version of the prototype in cuda/abi.h; a missing optional symbol
- * disables one feature, with a reason that `info` shows. The table can be exchanged for
- * the simulated driver's.
+ * libcuda.so.1 is opened at the first use that needs it, never at import. Each symbol
+ * is asked for with the version of the prototype in cuda/abi.h; a missing optional
+ * symbol disables one feature, with a reason that `info` shows. The table can be
+ * exchanged for the simulated driver's.
  *
  * Nothing here takes an interpreter's lock or holds one of ours while the driver works,
  * but cuInit takes long: call nrm__cuda_init detached.
@@ -40,15 +40,16 @@ struct nrm__driver {
 #undef X
     int version; /* 13000 for CUDA 13.0 */
     bool simulated;
-    int n_devices; /* visible, at most NRM__MAX_DEVICES; this and the next: after cuInit */
+    int n_devices; /* visible, at most NRM__MAX_DEVICES; set by cuInit, like the next */
     nrm_CUdevice devices[NRM__MAX_DEVICES];        /* by ordinal */
     atomic_llong (*attributes)[NRM__N_ATTRIBUTES]; /* by ordinal; see device.c */
 };
 
 /*
  * Whether a device can be expected, without cuInit: the library opens, its version
- * reaches our minimum, CUDA_VISIBLE_DEVICES is not empty and a device node exists (or it
- * is the simulator). Otherwise NRM_CUDA_UNAVAILABLE says what was looked for and where.
+ * reaches our minimum, CUDA_VISIBLE_DEVICES is not empty and a device node exists (or
+ * it is the simulator). Otherwise NRM_CUDA_UNAVAILABLE says what was looked for and
+ * where.
  */
 nrm_status nrm__cuda_expect(void);
 
@@ -79,9 +80,9 @@ const char *nrm__cuda_library_path(void);
 const char *nrm__cuda_missing_symbols(void);
 
 /*
- * Loads another library at the next use (NULL: the search order again; "simulator" as in
- * the option), as if every context had been reset. For tests. NRM_INVALID_VALUE: the path
- * is too long.
+ * Loads another library at the next use (NULL: the search order again; "simulator" as
+ * in the option), as if every context had been reset. For tests. NRM_INVALID_VALUE: the
+ * path is too long.
  */
 nrm_status nrm__cuda_set_library(const char *path);
 

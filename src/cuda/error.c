@@ -1,6 +1,6 @@
 /*
- * What the driver's errors mean. Names and texts are the driver's own, which may be newer
- * than the list of abi.h; that list serves where no driver is loaded.
+ * What the driver's errors mean. Names and texts are the driver's own, which may be
+ * newer than the list of abi.h; that list serves where no driver is loaded.
  */
 #include "cuda/error.h"
 

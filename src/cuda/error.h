@@ -8,8 +8,8 @@
 #include "nrm/status.h"
 
 /* Records a driver error: name and text are the driver's own. `what`: the call, and
-   numbers with units. Maps OUT_OF_MEMORY, DEVICE_LOST and CUDA_ERROR. Nothing is recorded
-   when the driver or the process is shutting down. */
+   numbers with units. Maps OUT_OF_MEMORY, DEVICE_LOST and CUDA_ERROR. Nothing is
+   recorded when the driver or the process is shutting down. */
 nrm_status nrm__cuda_error(nrm_CUresult code, const char *what, ...) NRM_PRINTF(2, 3);
 
 /* An error after which the context answers nothing else (illegal address, ...). */

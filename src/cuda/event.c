@@ -1,14 +1,15 @@
 /*
  * Recording and asking.
  *
- * An event belongs to the context it was made in and dies with it, so pools are by device
- * and hold events of one generation. Few are ever made: as many as epochs can be pending
- * and closers in progress. Recycling makes no driver call, as it may happen attached.
+ * An event belongs to the context it was made in and dies with it, so pools are by
+ * device and hold events of one generation. Few are ever made: as many as epochs can be
+ * pending and closers in progress. Recycling makes no driver call, as it may happen
+ * attached.
  *
  * cuCtxRecordEvent during any capture of the context invalidates it, in every capture
  * mode. Captures on blocking streams can be seen beforehand; of others the driver tells
- * only by its answer, when it is too late. That happens once: from then on the device is
- * not recorded on until somebody who knows lifts it.
+ * only by its answer, when it is too late. That happens once: from then on the device
+ * is not recorded on until somebody who knows lifts it.
  */
 #include "cuda/event.h"
 

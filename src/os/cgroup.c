@@ -1,11 +1,12 @@
 /*
  * Finding control groups.
  *
- * /proc/self/cgroup names the group by a path inside its hierarchy, /proc/self/mountinfo
- * says where (part of) the hierarchy is mounted. In a container the mounted part may
- * begin below the root, and the path may lead outside of it: then the mount point itself
- * is the nearest group that can be seen. A controller belongs to version 1 when a line of
- * /proc/self/cgroup names it; the line with an empty list is version 2.
+ * /proc/self/cgroup names the group by a path inside its hierarchy,
+ * /proc/self/mountinfo says where (part of) the hierarchy is mounted. In a container
+ * the mounted part may begin below the root, and the path may lead outside of it: then
+ * the mount point itself is the nearest group that can be seen. A controller belongs to
+ * version 1 when a line of /proc/self/cgroup names it; the line with an empty list is
+ * version 2.
  */
 #include "os/cgroup.h"
 
@@ -99,7 +100,8 @@ is_mount_of(const char *controller, bool is_v2, const char *line)
            has_word(options + 1, strlen(options + 1), controller);
 }
 
-/* Sets the mount point and appends to it what of the path lies below the mounted root. */
+/* Sets the mount point and appends to it what of the path lies below the mounted
+   root. */
 static void
 set_folder(struct hierarchy *hierarchy, const char *root, const char *mount)
 {

@@ -1,10 +1,10 @@
 /*
  * Fork hooks, run by one pthread_atfork registration made when we are loaded.
  *
- * Hooks are only ever appended, by an atomic counter: adding one takes no lock, so it may
- * happen under any lock. A fork takes a sorted snapshot of them, and uses the same one
- * before and after. The locks of base come last, as everything else may take them; base
- * knows no hooks, so they are called by name.
+ * Hooks are only ever appended, by an atomic counter: adding one takes no lock, so it
+ * may happen under any lock. A fork takes a sorted snapshot of them, and uses the same
+ * one before and after. The locks of base come last, as everything else may take them;
+ * base knows no hooks, so they are called by name.
  */
 #include "os/fork.h"
 

@@ -10,10 +10,10 @@
 #include "base/lock.h"
 
 struct nrm__fork_hook {
-    int rank;                  /* of the locks it takes */
-    struct nrm__lock *lock;    /* taken before `prepare` and over the fork, or NULL */
-    void (*prepare)(void);     /* any of the three may be NULL */
-    void (*parent)(void);      /* these two run before the lock is dropped */
+    int rank;               /* of the locks it takes */
+    struct nrm__lock *lock; /* taken before `prepare` and over the fork, or NULL */
+    void (*prepare)(void);  /* any of the three may be NULL */
+    void (*parent)(void);   /* these two run before the lock is dropped */
     void (*child)(void);
 };
 

@@ -27,7 +27,8 @@ bool nrm__file_read_line(const char *path, char *out, size_t size);
 /* The number that a small file starts with; false: unreadable, or no number ("max"). */
 bool nrm__file_read_number(const char *path, uint64_t *out);
 
-/* The number behind "<key>" and blanks or a colon, when the line starts with that key. */
+/* The number behind "<key>" and blanks or a colon, when the line starts with that
+   key. */
 bool nrm__line_read_number(const char *line, const char *key, uint64_t *out);
 
 #endif

@@ -1,8 +1,8 @@
 /*
- * Mappings. Alignment is got by reserving more address space than needed without rights,
- * cutting the ends off and only then giving rights to what is left: the kernel's check
- * whether memory can be had sees the size that was asked for, so an impossible request
- * fails here and not at the first touch.
+ * Mappings. Alignment is got by reserving more address space than needed without
+ * rights, cutting the ends off and only then giving rights to what is left: the
+ * kernel's check whether memory can be had sees the size that was asked for, so an
+ * impossible request fails here and not at the first touch.
  */
 #include "os/memory.h"
 
@@ -40,8 +40,8 @@ nrm__page_size(void)
 
 /* ---- mapping ---- */
 
-/* Address space at `alignment`, without rights, so that no memory is accounted for it; not
-   MAP_NORESERVE, which would keep it that way when it gets rights. */
+/* Address space at `alignment`, without rights, so that no memory is accounted for
+   it; not MAP_NORESERVE, which would keep it that way when it gets rights. */
 static int
 reserve(size_t nbytes, size_t alignment, char **out)
 {
@@ -130,8 +130,9 @@ nrm__unmap(void *ptr, size_t nbytes)
 
 /* ---- resizing ---- */
 
-/* Whether the kernel would account for so much more memory. A move that it refuses half
-   way may have unmapped its target already, so the refusal must come before the move. */
+/* Whether the kernel would account for so much more memory. A move that it refuses
+   half way may have unmapped its target already, so the refusal must come before the
+   move. */
 static int
 check_growth(size_t nbytes)
 {
@@ -231,8 +232,9 @@ read_range(const char *line, uintptr_t *out_start, uintptr_t *out_end)
     return true;
 }
 
-/* The kernel tells the page size of a whole mapping, and how much of what is resident is
-   in transparent huge pages: they are what counts when they are the greater part. */
+/* The kernel tells the page size of a whole mapping, and how much of what is
+   resident is in transparent huge pages: they are what counts when they are the
+   greater part. */
 static size_t
 read_page_size(struct nrm__lines *smaps)
 {

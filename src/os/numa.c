@@ -1,6 +1,6 @@
 /*
- * NUMA by raw system calls. Containers often forbid them; that is an error where binding
- * was asked for, and "unknown" where it was only a question.
+ * NUMA by raw system calls. Containers often forbid them; that is an error where
+ * binding was asked for, and "unknown" where it was only a question.
  */
 #include "os/numa.h"
 
@@ -19,7 +19,11 @@
 
 #define MAX_NODES 1024
 #define WORD_BITS (8 * (int)sizeof(unsigned long))
-#define POLICY_BIND 2 /* MPOL_BIND of linux/mempolicy.h, which needs kernel headers */
+
+/* MPOL_... of linux/mempolicy.h, which needs kernel headers */
+#define POLICY_DEFAULT 0
+#define POLICY_PREFERRED 1
+#define POLICY_BIND 2
 
 struct node_set {
     unsigned long words[MAX_NODES / WORD_BITS];
@@ -109,6 +113,30 @@ nrm__numa_bind(void *ptr, size_t nbytes, int node)
     }
     /* A kernel without NUMA has one node, and every page is on it. */
     return errno == ENOSYS && nrm__numa_n_nodes() == 1 ? 0 : errno;
+}
+
+int
+nrm__numa_local_node(void)
+{
+    int policy = -1;
+    unsigned core, node;
+    if (nrm__numa_n_nodes() == 1 ||
+        syscall(SYS_get_mempolicy, &policy, NULL, 0L, NULL, 0L) != 0 ||
+        policy != POLICY_DEFAULT || syscall(SYS_getcpu, &core, &node, NULL) != 0) {
+        return -1;
+    }
+    return (int)node;
+}
+
+void
+nrm__numa_prefer(int node)
+{
+    struct node_set set = {{0}};
+    if (!nrm__numa_has_node(node)) {
+        return;
+    }
+    set_add(&set, node);
+    (void)syscall(SYS_set_mempolicy, POLICY_PREFERRED, set.words, (long)MAX_NODES + 1);
 }
 
 /* move_pages without targets only asks, and unlike get_mempolicy it makes no page. */

@@ -12,6 +12,14 @@ bool nrm__numa_has_node(int node);
 /* Binds the pages of a range, touched from now on, to a node. 0 or an errno. */
 int nrm__numa_bind(void *ptr, size_t nbytes, int node);
 
+/* The node that new pages of this thread come from by the system's own choice, or
+   -1: there is only one, or the program has chosen otherwise. */
+int nrm__numa_local_node(void);
+
+/* From now on new pages of this thread come from `node` while it has some; -1: no
+   change. */
+void nrm__numa_prefer(int node);
+
 /* The node of the page at `ptr`, or -1: not present, or unknown. */
 int nrm__numa_node_of(const void *ptr);
 

@@ -1,6 +1,7 @@
 /*
- * The machine and the process. Nothing is cached: limits of a control group, and what is
- * free, change while a program runs, and who asks is about to do something expensive.
+ * The machine and the process. Nothing is cached: limits of a control group, and what
+ * is free, change while a program runs, and who asks is about to do something
+ * expensive.
  */
 #include "os/system.h"
 

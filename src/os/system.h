@@ -14,11 +14,12 @@ void nrm__sleep_ns(uint64_t ns);
 int nrm__n_cores(void);
 
 struct nrm__memory_state {
-    size_t total_nbytes;           /* RAM of the machine */
-    size_t available_nbytes;       /* that the machine can give without swapping */
-    size_t cgroup_limit_nbytes;    /* of the tightest enclosing group; SIZE_MAX: none */
-    size_t cgroup_available_nbytes;/* up to that limit, counting droppable file cache */
-    size_t memlock_limit_nbytes;   /* RLIMIT_MEMLOCK; SIZE_MAX: unlimited */
+    size_t total_nbytes;        /* RAM of the machine */
+    size_t available_nbytes;    /* that the machine can give without swapping */
+    size_t cgroup_limit_nbytes; /* of the tightest enclosing group; SIZE_MAX: none */
+    size_t
+        cgroup_available_nbytes; /* up to that limit, counting droppable file cache */
+    size_t memlock_limit_nbytes; /* RLIMIT_MEMLOCK; SIZE_MAX: unlimited */
 };
 
 /* Read afresh from /proc and cgroup v2 or v1. Fields that cannot be read: SIZE_MAX. */

@@ -2,9 +2,11 @@
  * First touch by several threads.
  *
  * The range is cut into slices that start at multiples of 4 MiB, so that no huge page
- * belongs to two threads, and every thread takes the next slice until none is left or one
- * failed. Threads are started for the one call and joined: they exist while pages are
- * made and never at a fork of the caller.
+ * belongs to two threads, and every thread takes the next slice until none is left or
+ * one failed. Threads are started for the one call and joined: they exist while pages
+ * are made and never at a fork of the caller. Where there are several NUMA nodes they
+ * make pages on the node of the caller, as if it had touched them itself: scattered
+ * over all nodes, page-locked memory would be copied more slowly.
  */
 #include "os/touch.h"
 
@@ -18,6 +20,7 @@
 
 #include "base/bits.h"
 #include "os/memory.h"
+#include "os/numa.h"
 #include "os/system.h"
 
 #ifndef MADV_POPULATE_WRITE
@@ -31,12 +34,14 @@
 
 struct job {
     uintptr_t start, end;  /* whole pages */
+    int node;              /* whose pages the helpers prefer; -1: no matter */
     atomic_size_t n_taken; /* slices */
     atomic_int error;      /* of the first slice that failed */
 };
 
-/* Writes to every page what stands there already. A comparison and exchange, as compilers
-   turn an addition of zero into a load, and a load would map the shared zero page. */
+/* Writes to every page what stands there already. A comparison and exchange, as
+   compilers turn an addition of zero into a load, and a load would map the shared
+   zero page. */
 static void
 rewrite(uintptr_t start, uintptr_t end)
 {
@@ -83,8 +88,10 @@ work(struct job *job)
 }
 
 static void *
-help(void *job)
+help(void *argument)
 {
+    struct job *job = argument;
+    nrm__numa_prefer(job->node);
     work(job);
     return NULL;
 }
@@ -133,6 +140,7 @@ nrm__touch(void *ptr, size_t nbytes, int n_threads)
     struct job job = {
         .start = nrm__align_down((uintptr_t)ptr, nrm__page_size()),
         .end = nrm__align_up((uintptr_t)ptr + nbytes, nrm__page_size()),
+        .node = nrm__numa_local_node(),
     };
     size_t n = count_threads(&job, n_threads);
     /* The helpers work on this frame: a cancelled thread must not leave it. */

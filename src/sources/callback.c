@@ -1,10 +1,10 @@
 /*
  * CallbackMemoryResource: memory from functions that somebody else wrote.
  *
- * What they return is checked, since a handler promises alignment and NumPy relies on it.
- * Page-locked and managed blocks are retired like those of our own sources, so that their
- * functions, too, are called only when the GPU is done. Functions that need an interpreter
- * serve no array: they are called in place, in the thread that gives back.
+ * What they return is checked, since a handler promises alignment and NumPy relies on
+ * it. Page-locked and managed blocks are retired like those of our own sources, so that
+ * their functions, too, are called only when the GPU is done. Functions that need an
+ * interpreter serve no array: they are called in place, in the thread that gives back.
  */
 #include <stdio.h>
 #include <string.h>

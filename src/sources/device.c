@@ -1,9 +1,10 @@
 /*
  * CudaMemoryResource: device memory straight from cuMemAlloc.
  *
- * Plain and slow (tens of microseconds, and cuMemFree waits for the device): what a pool
- * stands on. Giving back happens in place, detached, since no array's memory is device
- * memory; the wait orders the block behind all work, so the stream need not be looked at.
+ * Plain and slow (tens of microseconds, and cuMemFree waits for the device): what a
+ * pool stands on. Giving back happens in place, detached, since no array's memory is
+ * device memory; the wait orders the block behind all work, so the stream need not be
+ * looked at.
  */
 #include "base/error.h"
 #include "core/hooks.h"

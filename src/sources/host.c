@@ -2,15 +2,16 @@
  * HostMemoryResource: ordinary memory, straight from the kernel and never from malloc.
  *
  * Small requests get cells of slabs, whose chunks are cut from regions of 2 MiB. Every
- * other block is a mapping of its own, so that its address, its size and the advice about
- * its pages are its own too: big blocks start at a huge page and ask for huge ones, they
- * grow by moving pages instead of copying bytes, what they shrink by goes back at once,
- * and a fresh one is known to be zero without anybody writing to it. Reuse of big blocks
- * is the business of a pool on top.
+ * other block is a mapping of its own, so that its address, its size and the advice
+ * about its pages are its own too: big blocks start at a huge page and ask for huge
+ * ones, they grow by moving pages instead of copying bytes, what they shrink by goes
+ * back at once, and a fresh one is known to be zero without anybody writing to it.
+ * Reuse of big blocks is the business of a pool on top.
  *
- * Memory is mapped with the kernel's accounting on, so a request that cannot be met fails
- * when it is made. Only huge_pages=ALWAYS touches what it returns; it looks first how much
- * can be touched, as a process that touches more than there is does not get an error.
+ * Memory is mapped with the kernel's accounting on, so a request that cannot be met
+ * fails when it is made. Only huge_pages=ALWAYS touches what it returns; it looks first
+ * how much can be touched, as a process that touches more than there is does not get an
+ * error.
  */
 #include <errno.h>
 #include <stdint.h>
@@ -19,8 +20,6 @@
 #include "base/assert.h"
 #include "base/bits.h"
 #include "base/error.h"
-#include "base/lock.h"
-#include "core/nodes.h"
 #include "core/ops.h"
 #include "core/slab.h"
 #include "nrm/options.h"
@@ -29,25 +28,13 @@
 #include "os/numa.h"
 #include "os/system.h"
 #include "os/touch.h"
-
-#define REGION_NBYTES NRM__HUGE_PAGE
-#define REGION_CHUNKS 32
-#define ALL_CHUNKS UINT32_MAX
-#define KEPT_EMPTY_REGIONS 1
+#include "sources/chunks.h"
 
 /* The tag of a block that is a mapping. */
 enum { TAG_PLAIN, TAG_HUGETLB };
 
 static const char no_huge_pages[] = "the system makes no huge pages";
 static const char not_present[] = "some of its pages could not be made present";
-
-/* 2 MiB from which slabs get their chunks. A chunk is a bit. */
-struct region {
-    struct nrm__link link;
-    char *start;
-    uint32_t free;
-    uint32_t zero; /* of the free ones: those known to read as zero */
-};
 
 struct host {
     nrm_resource base;
@@ -57,10 +44,7 @@ struct host {
     int numa_node;         /* pages are bound to it; -1: not bound */
     int touch_threads;
     struct nrm__slabs slabs;
-    struct nrm__lock lock;    /* of the regions */
-    struct nrm__link regions; /* those without a free chunk at the end */
-    size_t n_empty_regions;   /* with free chunks only */
-    atomic_size_t region_nbytes;
+    struct nrm__chunks chunks;   /* for the slabs */
     atomic_size_t mapped_nbytes; /* of blocks that are mappings */
 };
 
@@ -335,6 +319,28 @@ resize_mapping(struct host *self, struct nrm__block *block,
     return shrink_mapping(self, block, exact);
 }
 
+/* ---- small blocks ---- */
+
+static nrm_status
+map_region(nrm_resource *mr, void **out)
+{
+    struct host *self = host_of(mr);
+    bool huge = self->huge_pages == NRM_HUGE_PAGES_ALWAYS;
+    return map_plain(self, NRM__REGION_NBYTES, NRM__REGION_NBYTES, huge, false, out);
+}
+
+static nrm_status
+get_chunk(nrm_resource *mr, struct nrm__block *out)
+{
+    return nrm__chunks_get(&host_of(mr)->chunks, out);
+}
+
+static void
+put_chunk(nrm_resource *mr, const struct nrm__block *chunk)
+{
+    nrm__chunks_put(&host_of(mr)->chunks, chunk);
+}
+
 /* A cell serves while at least half of it is used; the smallest always does. */
 static nrm_status
 resize_cell(const struct nrm__block *block, size_t nbytes)
@@ -343,233 +349,6 @@ resize_cell(const struct nrm__block *block, size_t nbytes)
     bool is_used = nbytes >= block->capacity / 2 ||
                    block->capacity == NRM__SLAB_ALIGNMENT;
     return fits && is_used ? NRM_OK : NRM_NOT_SUPPORTED;
-}
-
-/* ---- regions, and chunks for slabs ---- */
-
-static nrm_status
-create_region(struct host *self, struct region **out)
-{
-    bool huge = self->huge_pages == NRM_HUGE_PAGES_ALWAYS;
-    void *start;
-    struct region *region = nrm__node_allocate(sizeof *region);
-    if (region == NULL) {
-        return nrm__error(NRM_OUT_OF_MEMORY, "no memory to describe a region");
-    }
-    nrm_status status =
-        map_plain(self, REGION_NBYTES, NRM__HUGE_PAGE, huge, false, &start);
-    if (status != NRM_OK) {
-        nrm__node_deallocate(region, sizeof *region);
-        return status;
-    }
-    nrm__list_init(&region->link);
-    region->start = start;
-    region->free = region->zero = ALL_CHUNKS;
-    atomic_fetch_add_explicit(&self->region_nbytes, REGION_NBYTES,
-                              memory_order_relaxed);
-    *out = region;
-    return NRM_OK;
-}
-
-/* `region` is in no list. */
-static void
-destroy_region(struct host *self, struct region *region)
-{
-    nrm__unmap(region->start, REGION_NBYTES);
-    nrm__node_deallocate(region, sizeof *region);
-    atomic_fetch_sub_explicit(&self->region_nbytes, REGION_NBYTES,
-                              memory_order_relaxed);
-}
-
-static void
-move_locked(struct host *self, struct region *region, bool to_front)
-{
-    nrm__list_remove(&region->link);
-    if (to_front) {
-        nrm__list_insert_after(&self->regions, &region->link);
-    }
-    else {
-        nrm__list_append(&self->regions, &region->link);
-    }
-}
-
-static struct region *
-first_region_locked(struct host *self)
-{
-    if (nrm__list_is_empty(&self->regions)) {
-        return NULL;
-    }
-    struct region *region = NRM__CONTAINER(self->regions.next, struct region, link);
-    return region->free != 0 ? region : NULL;
-}
-
-static void
-take_chunk_locked(struct host *self, struct region *region, struct nrm__block *out)
-{
-    unsigned chunk = (unsigned)__builtin_ctz(region->free);
-    uint32_t bit = UINT32_C(1) << chunk;
-    self->n_empty_regions -= region->free == ALL_CHUNKS;
-    out->ptr = region->start + chunk * NRM__SLAB_CHUNK;
-    out->nbytes = out->capacity = NRM__SLAB_CHUNK;
-    out->record = region;
-    out->flags = (region->zero & bit) != 0 ? NRM__BLOCK_IS_ZERO : 0;
-    region->free &= ~bit;
-    region->zero &= ~bit;
-    if (region->free == 0) {
-        move_locked(self, region, false);
-    }
-}
-
-static nrm_status
-get_chunk(nrm_resource *mr, struct nrm__block *out)
-{
-    struct host *self = host_of(mr);
-    nrm__lock_acquire(&self->lock);
-    struct region *region = first_region_locked(self);
-    if (region != NULL) {
-        take_chunk_locked(self, region, out);
-    }
-    nrm__lock_release(&self->lock);
-    if (region != NULL) {
-        return NRM_OK;
-    }
-    NRM_TRY(create_region(self, &region));
-    nrm__lock_acquire(&self->lock);
-    nrm__list_insert_after(&self->regions, &region->link);
-    self->n_empty_regions++;
-    take_chunk_locked(self, region, out);
-    nrm__lock_release(&self->lock);
-    return NRM_OK;
-}
-
-/* Makes chunks free. Returns the region when it is empty and one too many, unlinked. */
-static struct region *
-put_chunks_locked(struct host *self, struct region *region, uint32_t chunks,
-                  bool are_zero)
-{
-    NRM_ASSERT((region->free & chunks) == 0);
-    if (region->free == 0) {
-        move_locked(self, region, true);
-    }
-    region->free |= chunks;
-    region->zero |= are_zero ? chunks : 0;
-    if (region->free != ALL_CHUNKS) {
-        return NULL;
-    }
-    if (self->n_empty_regions == KEPT_EMPTY_REGIONS) {
-        nrm__list_remove(&region->link);
-        return region;
-    }
-    self->n_empty_regions++;
-    return NULL;
-}
-
-static void
-put_chunk(nrm_resource *mr, const struct nrm__block *chunk)
-{
-    struct host *self = host_of(mr);
-    struct region *region = chunk->record;
-    size_t index = (size_t)((char *)chunk->ptr - region->start) / NRM__SLAB_CHUNK;
-    bool is_zero = (chunk->flags & NRM__BLOCK_IS_ZERO) != 0;
-    nrm__lock_acquire(&self->lock);
-    struct region *leaving =
-        put_chunks_locked(self, region, UINT32_C(1) << index, is_zero);
-    nrm__lock_release(&self->lock);
-    if (leaving != NULL) {
-        destroy_region(self, leaving);
-    }
-}
-
-/* ---- giving memory back ---- */
-
-/* An empty region, unlinked, or NULL: no more than `n_kept` are left. */
-static struct region *
-take_empty_region(struct host *self, size_t n_kept)
-{
-    struct region *region = NULL;
-    nrm__lock_acquire(&self->lock);
-    if (self->n_empty_regions > n_kept) {
-        struct nrm__link *link = self->regions.next;
-        while (NRM__CONTAINER(link, struct region, link)->free != ALL_CHUNKS) {
-            link = link->next;
-        }
-        region = NRM__CONTAINER(link, struct region, link);
-        nrm__list_remove(link);
-        self->n_empty_regions--;
-    }
-    nrm__lock_release(&self->lock);
-    return region;
-}
-
-/* Takes the free chunks of the first partly used region that hold pages, so that nobody
-   else gets them meanwhile. */
-static struct region *
-take_used_chunks(struct host *self, uint32_t *out_chunks)
-{
-    struct region *found = NULL;
-    nrm__lock_acquire(&self->lock);
-    for (struct nrm__link *link = self->regions.next; link != &self->regions;
-         link = link->next) {
-        struct region *region = NRM__CONTAINER(link, struct region, link);
-        uint32_t chunks = region->free & ~region->zero;
-        if (chunks == 0 || region->free == ALL_CHUNKS) {
-            continue;
-        }
-        region->free &= ~chunks;
-        if (region->free == 0) {
-            move_locked(self, region, false);
-        }
-        *out_chunks = chunks;
-        found = region;
-        break;
-    }
-    nrm__lock_release(&self->lock);
-    return found;
-}
-
-/* Drops the pages of these chunks; true: all of them read as zero now. */
-static bool
-discard_chunks(const struct region *region, uint32_t chunks)
-{
-    bool are_zero = true;
-    for (size_t i = 0; i < REGION_CHUNKS; i++) {
-        if ((chunks >> i & 1) != 0) {
-            are_zero &=
-                nrm__discard(region->start + i * NRM__SLAB_CHUNK, NRM__SLAB_CHUNK) == 0;
-        }
-    }
-    return are_zero;
-}
-
-static nrm_status
-host_trim(nrm_resource *mr, size_t keep_nbytes, size_t *out_nbytes)
-{
-    struct host *self = host_of(mr);
-    size_t into_regions = 0; /* stays with us: not counted */
-    struct region *region;
-    uint32_t chunks;
-    nrm__slabs_trim(&self->slabs, keep_nbytes, &into_regions);
-    while ((region = take_empty_region(self, keep_nbytes / REGION_NBYTES)) != NULL) {
-        destroy_region(self, region);
-        *out_nbytes += REGION_NBYTES;
-    }
-    if (keep_nbytes != 0) {
-        return NRM_OK;
-    }
-    while ((region = take_used_chunks(self, &chunks)) != NULL) {
-        bool are_zero = discard_chunks(region, chunks);
-        nrm__lock_acquire(&self->lock);
-        struct region *leaving = put_chunks_locked(self, region, chunks, are_zero);
-        nrm__lock_release(&self->lock);
-        if (leaving != NULL) {
-            destroy_region(self, leaving);
-        }
-        if (!are_zero) {
-            break;
-        }
-        *out_nbytes += (size_t)__builtin_popcount(chunks) * NRM__SLAB_CHUNK;
-    }
-    return NRM_OK;
 }
 
 /* ---- the ops ---- */
@@ -641,47 +420,45 @@ host_statistics(nrm_resource *mr, nrm_statistics *out)
 {
     struct host *self = host_of(mr);
     out->reserved_bytes += (int64_t)(atomic_load(&self->mapped_nbytes) +
-                                     atomic_load(&self->region_nbytes));
+                                     atomic_load(&self->chunks.reserved_nbytes));
+}
+
+static nrm_status
+host_trim(nrm_resource *mr, size_t keep_nbytes, size_t *out_nbytes)
+{
+    struct host *self = host_of(mr);
+    size_t into_chunks = 0; /* stays with us: not counted */
+    nrm__slabs_trim(&self->slabs, keep_nbytes, &into_chunks);
+    nrm__chunks_trim(&self->chunks, keep_nbytes, out_nbytes);
+    return NRM_OK;
 }
 
 static void
 host_check(nrm_resource *mr)
 {
     struct host *self = host_of(mr);
-    size_t n_empty = 0;
-    bool was_full = false;
     nrm__slabs_check(&self->slabs);
-    nrm__lock_acquire(&self->lock);
-    for (struct nrm__link *link = self->regions.next; link != &self->regions;
-         link = link->next) {
-        const struct region *region = NRM__CONTAINER(link, struct region, link);
-        NRM_ASSERT((region->zero & ~region->free) == 0);
-        NRM_ASSERT(region->free == 0 || !was_full);
-        was_full = region->free == 0;
-        n_empty += region->free == ALL_CHUNKS;
-    }
-    NRM_ASSERT(n_empty == self->n_empty_regions && n_empty <= KEPT_EMPTY_REGIONS);
-    nrm__lock_release(&self->lock);
+    nrm__chunks_check(&self->chunks);
 }
 
 static void
 host_fork_prepare(nrm_resource *mr)
 {
     nrm__slabs_fork_prepare(&host_of(mr)->slabs);
-    nrm__lock_fork_prepare(&host_of(mr)->lock);
+    nrm__lock_fork_prepare(&host_of(mr)->chunks.lock);
 }
 
 static void
 host_fork_parent(nrm_resource *mr)
 {
-    nrm__lock_fork_parent(&host_of(mr)->lock);
+    nrm__lock_fork_parent(&host_of(mr)->chunks.lock);
     nrm__slabs_fork_parent(&host_of(mr)->slabs);
 }
 
 static void
 host_fork_child(nrm_resource *mr)
 {
-    nrm__lock_fork_child(&host_of(mr)->lock);
+    nrm__lock_fork_child(&host_of(mr)->chunks.lock);
     nrm__slabs_fork_child(&host_of(mr)->slabs);
 }
 
@@ -689,14 +466,9 @@ static void
 host_finish(nrm_resource *mr)
 {
     struct host *self = host_of(mr);
-    struct region *region;
     nrm__slabs_finish(&self->slabs);
-    while ((region = take_empty_region(self, 0)) != NULL) {
-        destroy_region(self, region);
-    }
-    NRM_ASSERT(nrm__list_is_empty(&self->regions));
+    nrm__chunks_finish(&self->chunks);
     NRM_ASSERT(atomic_load(&self->mapped_nbytes) == 0);
-    nrm__lock_finish(&self->lock);
 }
 
 static const struct nrm__ops host_ops = {
@@ -785,13 +557,13 @@ nrm_host_create(const nrm_host_options *options, nrm_resource **out)
     self->alignment = nrm__max(given.alignment, nrm__kind_alignment(NRM_KIND_HOST));
     self->numa_node = given.bind_numa ? given.numa_node : -1;
     self->touch_threads = (int)nrm_option_get(NRM_OPT_TOUCH_THREADS);
-    nrm__list_init(&self->regions);
+    nrm__chunks_init(&self->chunks, mr, map_region);
     nrm_status status = nrm__slabs_init(&self->slabs, mr, get_chunk, put_chunk);
     if (status != NRM_OK) {
+        nrm__chunks_finish(&self->chunks);
         nrm__resource_abandon(mr);
         return status;
     }
-    nrm__lock_init(&self->lock, NRM__RANK_SLAB);
     nrm__resource_publish(mr);
     *out = mr;
     return NRM_OK;

@@ -1,10 +1,11 @@
 /*
  * ManagedMemoryResource: memory that migrates between host and devices.
  *
- * Where a device cannot touch managed memory while the host does (concurrentManagedAccess
- * 0), an array that the host reads during any kernel ends the process, so such devices are
- * refused unless the options ask for it. A block that is given back is retired: a kernel
- * may still use it, and cuMemFree waits for that with a lock of the driver held.
+ * Where a device cannot touch managed memory while the host does
+ * (concurrentManagedAccess 0), an array that the host reads during any kernel ends the
+ * process, so such devices are refused unless the options ask for it. A block that is
+ * given back is retired: a kernel may still use it, and cuMemFree waits for that with a
+ * lock of the driver held.
  */
 #include <string.h>
 

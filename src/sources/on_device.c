@@ -1,8 +1,8 @@
 /*
  * Device and managed memory come and go the same way: a call that returns an address
- * aligned to 256 bytes at least, and cuMemFree. Beyond that alignment more is asked for.
- * A block remembers the generation of its context, since after a reset its address is not
- * the driver's any more.
+ * aligned to 256 bytes at least, and cuMemFree. Beyond that alignment more is asked
+ * for. A block remembers the generation of its context, since after a reset its address
+ * is not the driver's any more.
  */
 #include "sources/on_device.h"
 

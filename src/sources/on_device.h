@@ -1,4 +1,4 @@
-/* What the sources share that get their addresses from the driver: device and managed. */
+/* What the sources share whose addresses come from the driver: device and managed. */
 #ifndef NRM_SOURCES_ON_DEVICE_H
 #define NRM_SOURCES_ON_DEVICE_H
 
@@ -27,8 +27,8 @@ nrm_status nrm__driver_block_allocate(nrm_resource *mr,
                                       struct nrm__block *out);
 nrm_status nrm__driver_block_renew(nrm_resource *mr, struct nrm__block *block);
 
-/* cuMemFree, unless the context that the block was made in is gone. Detached; may wait for
-   the device. Errors are noted. */
+/* cuMemFree, unless the context that the block was made in is gone. Detached; may wait
+   for the device. Errors are noted. */
 void nrm__driver_block_free(const struct nrm__block *block);
 
 #endif

@@ -1,15 +1,16 @@
 /*
  * PinnedHostMemoryResource: page-locked host memory, the fast way.
  *
- * cuMemHostAlloc zeroes and locks page by page in one thread. Mapping the range ourselves,
- * in huge pages, touched by several threads and registered in one piece gives the same
- * memory many times faster; where a device or a driver does not register host memory,
- * cuMemHostAlloc is what remains. A copy must not cross two registrations, so a block is
- * always one.
+ * cuMemHostAlloc zeroes and locks page by page in one thread. Mapping the range
+ * ourselves, in huge pages, touched by several threads and registered in one piece
+ * gives the same memory many times faster; where a device or a driver does not register
+ * host memory, cuMemHostAlloc is what remains. A copy must not cross two registrations,
+ * so a block is always one.
  *
  * Touching more than is free gets a process killed, so it is compared first. Registered
  * memory outlives a reset of its context, as ordinary memory that must be registered
- * again; that of cuMemHostAlloc does not. Giving back never calls the driver: it retires.
+ * again; that of cuMemHostAlloc does not. Giving back never calls the driver: it
+ * retires.
  */
 #include "sources/pinned.h"
 
@@ -60,8 +61,7 @@ nrm__pinned_method(char *out, size_t size)
 {
     static const char *const texts[] = {
         "cuMemHostRegister",
-        "cuMemHostAlloc: the device does not register host memory "
-        "(HOST_REGISTER_SUPPORTED 0)",
+        "cuMemHostAlloc: the device has HOST_REGISTER_SUPPORTED 0",
         "cuMemHostAlloc: cuMemHostRegister answered CUDA_ERROR_NOT_SUPPORTED",
         "cuMemHostAlloc: cuMemHostRegister answered CUDA_ERROR_NOT_PERMITTED",
     };
@@ -367,8 +367,8 @@ pinned_release(nrm_resource *self, const struct nrm__block *block)
         return;
     }
     if (nrm__cuda_is_forked()) {
-        /* The lock is the parent's. The pages are left alone too: some may have been kept
-           from this process, and their addresses may be in use again. */
+        /* The lock is the parent's. The pages are left alone too: some may have been
+           kept from this process, and their addresses may be in use again. */
         nrm__node_deallocate(locked, sizeof *locked);
         return;
     }

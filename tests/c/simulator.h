@@ -1,5 +1,5 @@
-/* The simulated driver, for C tests: its controls, found by name in the library that the
-   core opens, and a start that gives a test a machine of its own.
+/* The simulated driver, for C tests: its controls, found by name in the library that
+   the core opens, and a start that gives a test a machine of its own.
 
        #include "simulator.h"
 

@@ -18,18 +18,18 @@ note(char c)
     }
 }
 
-#define CALLS(name, letter, capital, digit) \
-    static void name##_prepare(void)        \
-    {                                       \
-        note(letter);                       \
-    }                                       \
-    static void name##_parent(void)         \
-    {                                       \
-        note(capital);                      \
-    }                                       \
-    static void name##_child(void)          \
-    {                                       \
-        note(digit);                        \
+#define CALLS(name, letter, capital, digit)                                            \
+    static void name##_prepare(void)                                                   \
+    {                                                                                  \
+        note(letter);                                                                  \
+    }                                                                                  \
+    static void name##_parent(void)                                                    \
+    {                                                                                  \
+        note(capital);                                                                 \
+    }                                                                                  \
+    static void name##_child(void)                                                     \
+    {                                                                                  \
+        note(digit);                                                                   \
     }
 
 CALLS(low, 'a', 'A', '1')
@@ -40,8 +40,10 @@ static const struct nrm__fork_hook hook_high = {
     .rank = 30, .prepare = high_prepare, .parent = high_parent, .child = high_child};
 static const struct nrm__fork_hook hook_low = {
     .rank = 10, .prepare = low_prepare, .parent = low_parent, .child = low_child};
-static const struct nrm__fork_hook hook_middle = {
-    .rank = 20, .prepare = middle_prepare, .parent = middle_parent, .child = middle_child};
+static const struct nrm__fork_hook hook_middle = {.rank = 20,
+                                                  .prepare = middle_prepare,
+                                                  .parent = middle_parent,
+                                                  .child = middle_child};
 static const struct nrm__fork_hook hook_lock = {.rank = 25, .lock = &own};
 static const struct nrm__fork_hook hook_empty = {.rank = 5};
 

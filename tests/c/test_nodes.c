@@ -77,7 +77,8 @@ walks(unsigned index, void *arg)
         size_t slot = check_random(&seed) % N_LIVE;
         if (live[slot].node != NULL) {
             CHECK_EQ(live[slot].node[0], (unsigned char)(index + slot));
-            CHECK_EQ(live[slot].node[live[slot].nbytes - 1], (unsigned char)(index + slot));
+            CHECK_EQ(live[slot].node[live[slot].nbytes - 1],
+                     (unsigned char)(index + slot));
             nrm__node_deallocate(live[slot].node, live[slot].nbytes);
             live[slot].node = NULL;
             continue;

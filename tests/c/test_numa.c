@@ -57,6 +57,42 @@ TEST(binding_to_a_node_that_is_not_there_is_an_error)
     nrm__unmap(ptr, nbytes);
 }
 
+/* In a thread of its own, as the preference stays. */
+static void *
+makes_a_page(void *arg)
+{
+    int node = *(int *)arg;
+    char *ptr = NULL;
+    nrm__numa_prefer(node);
+    if (CHECK_EQ(nrm__map(nrm__page_size(), nrm__page_size(), (void **)&ptr), 0)) {
+        ptr[0] = 1;
+        CHECK_EQ(nrm__numa_node_of(ptr), node);
+        CHECK_EQ(nrm__numa_local_node(), -1); /* now it has chosen */
+        nrm__unmap(ptr, nrm__page_size());
+    }
+    return NULL;
+}
+
+TEST(a_thread_may_prefer_a_node)
+{
+    for (int node = 0; node < nrm__numa_n_nodes(); node++) {
+        pthread_t thread;
+        if (nrm__numa_has_node(node)) {
+            REQUIRE_EQ(pthread_create(&thread, NULL, makes_a_page, &node), 0);
+            pthread_join(thread, NULL);
+        }
+    }
+    nrm__numa_prefer(-1);
+    nrm__numa_prefer(nrm__numa_n_nodes());
+}
+
+TEST(the_local_node_is_one_that_exists)
+{
+    int node = nrm__numa_local_node();
+    CHECK(node == -1 || nrm__numa_n_nodes() > 1);
+    CHECK_LT(node, nrm__numa_n_nodes());
+}
+
 TEST(the_node_of_an_address_without_memory_is_unknown)
 {
     CHECK_EQ(nrm__numa_node_of(NULL), -1);

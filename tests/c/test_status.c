@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/thread_state.h"
 #include "nrm/status.h"
+#include "os/fork.h"
 
 TEST(every_status_has_a_name_and_a_text)
 {
@@ -17,7 +18,8 @@ TEST(every_status_has_a_name_and_a_text)
 
 TEST(an_error_is_recorded_with_its_numbers)
 {
-    CHECK_EQ(nrm__error(NRM_INVALID_VALUE, "%d is not %s", 7, "eight"), NRM_INVALID_VALUE);
+    CHECK_EQ(nrm__error(NRM_INVALID_VALUE, "%d is not %s", 7, "eight"),
+             NRM_INVALID_VALUE);
     nrm__error_request(4096, "pinned");
     const nrm_error *error = nrm_last_error();
     CHECK_EQ(error->status, NRM_INVALID_VALUE);
@@ -188,9 +190,58 @@ holds_a_state(void *arg)
     return NULL;
 }
 
+#ifdef CHECK__SANITIZER /* allows no threads in a child of a process with threads */
+
+static void
+gives_the_state_to_a_new_thread(void)
+{
+}
+
+#else
+
+#define N_CHILD_THREADS 64
+static _Atomic(struct nrm__thread_state *) taken[N_CHILD_THREADS];
+static atomic_bool may_end;
+
+static void *
+takes_a_state(void *arg)
+{
+    atomic_store((_Atomic(struct nrm__thread_state *) *)arg, nrm__thread_state());
+    while (!atomic_load(&may_end)) {
+        usleep(100);
+    }
+    return NULL;
+}
+
+/* The thread that has this state does not exist in the child: others get it. */
+static void
+gives_the_state_to_a_new_thread(void)
+{
+    pthread_t threads[N_CHILD_THREADS];
+    bool found = false;
+    int n = 0;
+    for (; n < N_CHILD_THREADS && !found; n++) {
+        REQUIRE_EQ(pthread_create(&threads[n], NULL, takes_a_state, &taken[n]), 0);
+        while (atomic_load(&taken[n]) == NULL) {
+            usleep(100);
+        }
+        CHECK_NE(atomic_load(&taken[n]), nrm__thread_state());
+        found = atomic_load(&taken[n]) == held_state;
+    }
+    CHECK(found);
+    atomic_store(&may_end, true);
+    while (n-- > 0) {
+        pthread_join(threads[n], NULL);
+    }
+}
+
+#endif
+
 static void
 sees_its_own_record(void)
 {
+    CHECK_EQ(nrm__fork_depth(), 1u); /* and so the fork hooks are linked */
+    gives_the_state_to_a_new_thread();
     CHECK_STR_EQ(nrm_last_error()->message, "before the fork");
     CHECK_OK(nrm__error(NRM_OK, "in the child"));
 }

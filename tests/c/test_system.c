@@ -128,24 +128,57 @@ write_file(const char *folder, const char *name, const char *text)
     return ok;
 }
 
+/* False where a process may not be moved. */
+static bool
+enter_group(void)
+{
+    char pid[32];
+    snprintf(pid, sizeof pid, "%d", (int)getpid());
+    bool entered = write_file(group, "cgroup.procs", pid);
+    if (!entered) {
+        NOTE("this process may not enter the group that it made");
+    }
+    return entered;
+}
+
+/* Makes a group with a limit, of version 1 or 2, where that is allowed. */
+static bool
+make_group(const char *v1_folder, const char *v1_file, const char *v1_value,
+           const char *v2_file, const char *v2_value)
+{
+    for (int is_v2 = 0; is_v2 < 2; is_v2++) {
+        snprintf(group, sizeof group, "/sys/fs/cgroup%s/nrm_test_%d",
+                 is_v2 ? "" : v1_folder, (int)getpid());
+        if (mkdir(group, 0755) != 0) {
+            continue;
+        }
+        if (write_file(group, is_v2 ? v2_file : v1_file, is_v2 ? v2_value : v1_value)) {
+            return true;
+        }
+        rmdir(group);
+    }
+    return false;
+}
+
 static void
 sees_the_limit_of_its_group(void)
 {
     struct nrm__memory_state state;
-    char pid[32];
-    snprintf(pid, sizeof pid, "%d", (int)getpid());
-    REQUIRE(write_file(group, "cgroup.procs", pid));
+    void *memory = NULL;
+    if (!enter_group()) {
+        return;
+    }
     nrm__memory_state(&state);
     CHECK_EQ(state.cgroup_limit_nbytes, 256u << 20);
     CHECK_LE(state.cgroup_available_nbytes, 256u << 20);
     CHECK_GT(state.cgroup_available_nbytes, 128u << 20);
     CHECK_EQ(nrm__host_memory_nbytes(), 256u << 20);
     size_t before = state.cgroup_available_nbytes;
-    void *memory = NULL;
     REQUIRE_EQ(nrm__map(64 << 20, nrm__page_size(), &memory), 0);
     REQUIRE_EQ(nrm__touch(memory, 64 << 20, 1), 0);
     nrm__memory_state(&state);
     CHECK_LT(state.cgroup_available_nbytes, before - (48u << 20));
+    CHECK_EQ(nrm__touchable_nbytes(), state.cgroup_available_nbytes);
     nrm__unmap(memory, 64 << 20);
 }
 
@@ -155,13 +188,13 @@ does_not_count_file_pages(void)
 {
     struct nrm__memory_state state;
     static char block[1 << 20];
-    char pid[32];
     char name[] = "/var/tmp/nrm_test_cache_XXXXXX";
     int fd = mkstemp(name);
     REQUIRE(fd >= 0);
     unlink(name);
-    snprintf(pid, sizeof pid, "%d", (int)getpid());
-    REQUIRE(write_file(group, "cgroup.procs", pid));
+    if (!enter_group()) {
+        return;
+    }
     nrm__memory_state(&state);
     size_t before = state.cgroup_available_nbytes;
     for (int i = 0; i < 64; i++) {
@@ -173,32 +206,31 @@ does_not_count_file_pages(void)
     close(fd);
 }
 
-/* Makes a group below the one this process is in, version 1 or 2, where it may. */
-static bool
-make_group(void)
+TEST(the_memory_limit_of_a_control_group_counts)
 {
-    static const char *const parents[] = {"/sys/fs/cgroup/memory", "/sys/fs/cgroup"};
-    static const char *const limits[] = {"memory.limit_in_bytes", "memory.max"};
-    for (int i = 0; i < 2; i++) {
-        snprintf(group, sizeof group, "%s/nrm_test_%d", parents[i], (int)getpid());
-        if (mkdir(group, 0755) != 0) {
-            continue;
-        }
-        if (write_file(group, limits[i], "268435456")) {
-            return true;
-        }
-        rmdir(group);
-    }
-    return false;
-}
-
-TEST(the_limit_of_a_control_group_counts)
-{
-    if (!make_group()) {
+    if (!make_group("/memory", "memory.limit_in_bytes", "268435456", "memory.max",
+                    "268435456")) {
         SKIP("control groups cannot be made here");
     }
     CHECK_IN_CHILD(sees_the_limit_of_its_group);
     CHECK_IN_CHILD(does_not_count_file_pages);
+    rmdir(group);
+}
+
+static void
+has_half_a_core(void)
+{
+    if (enter_group()) {
+        CHECK_EQ(nrm__n_cores(), 1);
+    }
+}
+
+TEST(the_cpu_quota_of_a_control_group_counts)
+{
+    if (!make_group("/cpu", "cpu.cfs_quota_us", "50000", "cpu.max", "50000 100000")) {
+        SKIP("control groups cannot be made here");
+    }
+    CHECK_IN_CHILD(has_half_a_core);
     rmdir(group);
 }
 
@@ -235,7 +267,8 @@ TEST(a_line_longer_than_the_buffer_is_cut_and_the_next_is_whole)
 {
     static char text[3 * 4096 + 100];
     struct nrm__lines lines;
-    for (size_t long_nbytes = 4094; long_nbytes < 3 * 4096; long_nbytes += 1 + 4095 / 2) {
+    for (size_t long_nbytes = 4094; long_nbytes < 3 * 4096;
+         long_nbytes += 1 + 4095 / 2) {
         memset(text, 'x', long_nbytes);
         strcpy(text + long_nbytes, "\nnext\n");
         write_temporary(text, long_nbytes + 6);

@@ -3,12 +3,14 @@
 #include "check.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 
 #include "base/bits.h"
 #include "os/memory.h"
+#include "os/numa.h"
 #include "os/touch.h"
 
 static size_t
@@ -77,7 +79,8 @@ TEST(a_range_inside_pages_touches_the_pages_that_it_lies_in)
     nrm__unmap(ptr, 4 * page);
 }
 
-/* Pages that exist are written to as well: after a fork they would otherwise be shared. */
+/* Pages that exist are written to as well: after a fork they would otherwise be
+   shared. */
 static char *shared_with_parent;
 
 static void
@@ -105,6 +108,39 @@ TEST(what_the_kernel_refuses_is_an_error)
     CHECK_EQ(nrm__touch(ptr, nbytes, 1), ENOMEM);
     nrm__unmap(ptr, nbytes / 2);
     nrm__unmap(ptr + nbytes / 2 + nrm__page_size(), nbytes / 2 - nrm__page_size());
+}
+
+/* ---- NUMA ---- */
+
+static void
+stays_on_its_node(void)
+{
+    cpu_set_t one;
+    size_t nbytes = 64 * NRM__MIB;
+    char *ptr = NULL;
+    CPU_ZERO(&one);
+    CPU_SET(sched_getcpu(), &one);
+    cpu_set_t all;
+    sched_getaffinity(0, sizeof all, &all);
+    REQUIRE_EQ(sched_setaffinity(0, sizeof one, &one), 0);
+    int node = nrm__numa_local_node();
+    REQUIRE_EQ(sched_setaffinity(0, sizeof all, &all), 0);
+    REQUIRE_EQ(nrm__map(nbytes, nrm__page_size(), (void **)&ptr), 0);
+    REQUIRE_EQ(nrm__touch(ptr, nbytes, 8), 0);
+    size_t n_elsewhere = 0;
+    for (size_t at = 0; at < nbytes; at += NRM__MIB) {
+        n_elsewhere += nrm__numa_node_of(ptr + at) != node;
+    }
+    CHECK_LE(n_elsewhere, 4u); /* the caller itself may have been moved meanwhile */
+    nrm__unmap(ptr, nbytes);
+}
+
+TEST(helpers_make_pages_on_the_node_of_the_caller)
+{
+    if (nrm__numa_n_nodes() == 1) {
+        SKIP("there is one node");
+    }
+    CHECK_IN_CHILD(stays_on_its_node);
 }
 
 /* ---- threads and signals ---- */

@@ -105,9 +105,9 @@ static const struct {
     const char *text;
     double percent; /* negative: invalid */
 } percentages[] = {
-    {"50%", 50},  {" 12.5 % ", 12.5}, {"100%", 100}, {"0%", 0},     {"0.125%", 0.125},
-    {"101%", -1}, {"-5%", -1},        {"%", -1},     {"5%%", -1},   {"5 GiB%", -1},
-    {"5%6", -1},  {"1e99%", -1},
+    {"50%", 50},       {" 12.5 % ", 12.5}, {"100%", 100}, {"0%", 0},
+    {"0.125%", 0.125}, {"101%", -1},       {"-5%", -1},   {"%", -1},
+    {"5%%", -1},       {"5 GiB%", -1},     {"5%6", -1},   {"1e99%", -1},
 };
 
 TEST_EACH(a_percentage_is_read_where_it_is_allowed, percentages)
@@ -158,7 +158,8 @@ TEST(what_was_written_reads_as_the_same_number)
         }
         size_t again = 0;
         nrm_format_nbytes(nbytes, text, sizeof text);
-        if (!CHECK_OK(nrm_parse_nbytes(text, &again, NULL)) || !CHECK_EQ(again, nbytes)) {
+        if (!CHECK_OK(nrm_parse_nbytes(text, &again, NULL)) ||
+            !CHECK_EQ(again, nbytes)) {
             return;
         }
     }
@@ -177,10 +178,14 @@ static const struct {
     uint64_t ns;
     const char *written;
 } times[] = {
-    {"20 ms", 20000000, "20 ms"},     {"1 s", 1000000000, "1 s"},
-    {"500 us", 500000, "500 us"},     {"500 \xc2\xb5s", 500000, "500 us"},
-    {"1.5 s", 1500000000, "1.5 s"},   {"2 min", 120000000000, "120 s"},
-    {"7 ns", 7, "7 ns"},              {"0", 0, "0 ns"},
+    {"20 ms", 20000000, "20 ms"},
+    {"1 s", 1000000000, "1 s"},
+    {"500 us", 500000, "500 us"},
+    {"500 \xc2\xb5s", 500000, "500 us"},
+    {"1.5 s", 1500000000, "1.5 s"},
+    {"2 min", 120000000000, "120 s"},
+    {"7 ns", 7, "7 ns"},
+    {"0", 0, "0 ns"},
     {"1500 ms", 1500000000, "1.5 s"},
 };
 

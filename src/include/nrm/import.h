@@ -11,9 +11,9 @@
  *     if (nrm->registry_get("host", &mr) != NRM_OK)
  *         return PyErr_Format(PyExc_RuntimeError, "%s", nrm->last_error()->message);
  *
- * The table is append-only: a newer numpy_rmm has all that an older one had, in the same
- * order. nrm_import fails when the installed numpy_rmm is older than this header. Compile
- * with -I`python -c "import numpy_rmm; print(numpy_rmm.get_include())"`.
+ * The table is append-only: a newer numpy_rmm has all that an older one had, in the
+ * same order. nrm_import fails when the installed numpy_rmm is older than this header.
+ * Compile with -I`python -c "import numpy_rmm; print(numpy_rmm.get_include())"`.
  */
 #ifndef NRM_IMPORT_H
 #define NRM_IMPORT_H

@@ -88,8 +88,10 @@ NRM_API void nrm_option_info_get(nrm_option option, nrm_option_info *out);
 NRM_API NRM_NODISCARD nrm_status nrm_option_set(nrm_option option, const char *text);
 
 /*
- * "1.5 GiB", "64 KiB", "10 MB", "123" → bytes. NRM_INVALID_VALUE for negative, overflowing
- * or unreadable text. "50%" sets `out_percent` (may be NULL: then it is invalid) instead.
+ * "1.5 GiB", "64 KiB", "10 MB", "123" → bytes; parts of a byte are dropped, but "1.5" and
+ * "1.5 B" are not sizes. NRM_INVALID_VALUE for negative, overflowing or unreadable text.
+ * `out_percent` (may be NULL: then a percentage is invalid) is -1; "50%" sets it to 50, and
+ * the bytes to 0.
  */
 NRM_API NRM_NODISCARD nrm_status nrm_parse_nbytes(const char *text, size_t *out,
                                                   double *out_percent);

@@ -116,8 +116,6 @@ typedef struct nrm_block_info {
     size_t capacity;    /* usable without moving */
     unsigned uses;      /* pending known uses */
     const char *reason; /* why it is not what the handler promises; static or NULL */
-    size_t page_nbytes; /* of the mapping: 4096, 2 MiB, ... 0: unknown */
-    int numa_node;      /* asked of the kernel for the first page; -1: unknown */
 } nrm_block_info;
 
 /*
@@ -125,5 +123,11 @@ typedef struct nrm_block_info {
  * there is none (no error is recorded). CUDA is never initialised or called.
  */
 NRM_API NRM_NODISCARD nrm_status nrm_block_find(const void *ptr, nrm_block_info *out);
+
+/*
+ * What the kernel says about the page at `ptr`: its size in bytes (0: unknown) and its
+ * NUMA node (-1: unknown, or no page yet). Reads the process's maps: milliseconds.
+ */
+NRM_API void nrm_page_info(const void *ptr, size_t *out_page_nbytes, int *out_numa_node);
 
 #endif

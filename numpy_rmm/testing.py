@@ -1,0 +1,737 @@
+"""CUDA without a GPU, and checks for tests.
+
+`simulate_cuda` puts a driver in host memory in the place of the real one, with streams
+that run asynchronously, memory that ends and calls that fail when told to. `Driver`
+calls either of the two directly. `assert_no_leaks` compares what is allocated before
+and after.
+
+Nothing here is imported by ``import numpy_rmm``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import gc
+import operator
+import re
+from contextlib import contextmanager
+from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from pathlib import Path
+
+__all__ = ["Driver", "SimulatedCuda", "assert_no_leaks", "simulate_cuda"]
+
+_MAX_DEVICES = 16
+
+# ---- the driver's calls --------------------------------------------------------------
+
+# One letter an argument: i int, u unsigned, Q 64 bits, z size_t, p address or handle,
+# s text, b unsigned char; capital I, U, Z, P, D: a pointer to one to be filled in.
+_TYPES = {
+    "i": c_int,
+    "u": c_uint,
+    "Q": c_uint64,
+    "z": c_size_t,
+    "p": c_void_p,
+    "s": c_char_p,
+    "b": ctypes.c_ubyte,
+    "I": POINTER(c_int),
+    "U": POINTER(c_uint),
+    "Z": POINTER(c_size_t),
+    "P": POINTER(c_void_p),
+    "D": POINTER(c_uint64),
+    "S": POINTER(c_char_p),
+}
+
+# name: (symbol, CUDA version of its prototype, arguments); tests compare it with abi.h.
+_CALLS = {
+    "cuInit": ("cuInit", 2000, "u"),
+    "cuDriverGetVersion": ("cuDriverGetVersion", 2020, "I"),
+    "cuGetProcAddress": ("cuGetProcAddress_v2", 12000, "sPiQU"),
+    "cuGetErrorName": ("cuGetErrorName", 6000, "iS"),
+    "cuGetErrorString": ("cuGetErrorString", 6000, "iS"),
+    "cuDeviceGet": ("cuDeviceGet", 2000, "Ii"),
+    "cuDeviceGetCount": ("cuDeviceGetCount", 2000, "I"),
+    "cuDeviceGetName": ("cuDeviceGetName", 2000, "sii"),
+    "cuDeviceGetAttribute": ("cuDeviceGetAttribute", 2000, "Iii"),
+    "cuDeviceTotalMem": ("cuDeviceTotalMem_v2", 3020, "Zi"),
+    "cuDeviceGetPCIBusId": ("cuDeviceGetPCIBusId", 4010, "sii"),
+    "cuDevicePrimaryCtxRetain": ("cuDevicePrimaryCtxRetain", 7000, "Pi"),
+    "cuDevicePrimaryCtxRelease": ("cuDevicePrimaryCtxRelease_v2", 11000, "i"),
+    "cuDevicePrimaryCtxGetState": ("cuDevicePrimaryCtxGetState", 7000, "iUI"),
+    "cuDevicePrimaryCtxReset": ("cuDevicePrimaryCtxReset_v2", 11000, "i"),
+    "cuCtxGetCurrent": ("cuCtxGetCurrent", 4000, "P"),
+    "cuCtxSetCurrent": ("cuCtxSetCurrent", 4000, "p"),
+    "cuCtxPushCurrent": ("cuCtxPushCurrent_v2", 4000, "p"),
+    "cuCtxPopCurrent": ("cuCtxPopCurrent_v2", 4000, "P"),
+    "cuCtxGetDevice": ("cuCtxGetDevice", 2000, "I"),
+    "cuCtxGetId": ("cuCtxGetId", 12000, "pD"),
+    "cuCtxSynchronize": ("cuCtxSynchronize", 2000, ""),
+    "cuCtxRecordEvent": ("cuCtxRecordEvent", 12050, "pp"),
+    "cuMemGetInfo": ("cuMemGetInfo_v2", 3020, "ZZ"),
+    "cuMemAlloc": ("cuMemAlloc_v2", 3020, "Dz"),
+    "cuMemFree": ("cuMemFree_v2", 3020, "Q"),
+    "cuMemAllocManaged": ("cuMemAllocManaged", 6000, "Dzu"),
+    "cuMemHostAlloc": ("cuMemHostAlloc", 2020, "Pzu"),
+    "cuMemFreeHost": ("cuMemFreeHost", 2000, "p"),
+    "cuMemHostRegister": ("cuMemHostRegister_v2", 6050, "pzu"),
+    "cuMemHostUnregister": ("cuMemHostUnregister", 4000, "p"),
+    "cuMemHostGetDevicePointer": ("cuMemHostGetDevicePointer_v2", 3020, "Dpu"),
+    "cuMemHostGetFlags": ("cuMemHostGetFlags", 2030, "Up"),
+    "cuPointerGetAttribute": ("cuPointerGetAttribute", 4000, "piQ"),
+    "cuMemcpyHtoD": ("cuMemcpyHtoD_v2", 3020, "Qpz"),
+    "cuMemcpyDtoH": ("cuMemcpyDtoH_v2", 3020, "pQz"),
+    "cuMemcpyDtoD": ("cuMemcpyDtoD_v2", 3020, "QQz"),
+    "cuMemcpy": ("cuMemcpy", 4000, "QQz"),
+    "cuMemcpyHtoDAsync": ("cuMemcpyHtoDAsync_v2", 3020, "Qpzp"),
+    "cuMemcpyDtoHAsync": ("cuMemcpyDtoHAsync_v2", 3020, "pQzp"),
+    "cuMemcpyAsync": ("cuMemcpyAsync", 4000, "QQzp"),
+    "cuMemcpy2DAsync": ("cuMemcpy2DAsync_v2", 3020, "pp"),
+    "cuMemsetD8": ("cuMemsetD8_v2", 3020, "Qbz"),
+    "cuMemsetD8Async": ("cuMemsetD8Async", 3020, "Qbzp"),
+    "cuStreamCreate": ("cuStreamCreate", 2000, "Pu"),
+    "cuStreamDestroy": ("cuStreamDestroy_v2", 4000, "p"),
+    "cuStreamQuery": ("cuStreamQuery", 2000, "p"),
+    "cuStreamSynchronize": ("cuStreamSynchronize", 2000, "p"),
+    "cuStreamWaitEvent": ("cuStreamWaitEvent", 3020, "ppu"),
+    "cuStreamWaitValue32": ("cuStreamWaitValue32_v2", 11070, "pQuu"),
+    "cuStreamGetCtx": ("cuStreamGetCtx", 9020, "pP"),
+    "cuStreamGetId": ("cuStreamGetId", 12000, "pD"),
+    "cuStreamIsCapturing": ("cuStreamIsCapturing", 10000, "pU"),
+    "cuStreamBeginCapture": ("cuStreamBeginCapture_v2", 10010, "pu"),
+    "cuStreamEndCapture": ("cuStreamEndCapture", 10000, "pP"),
+    "cuGraphDestroy": ("cuGraphDestroy", 10000, "p"),
+    "cuThreadExchangeStreamCaptureMode": (
+        "cuThreadExchangeStreamCaptureMode",
+        10010,
+        "U",
+    ),
+    "cuEventCreate": ("cuEventCreate", 2000, "Pu"),
+    "cuEventDestroy": ("cuEventDestroy_v2", 4000, "p"),
+    "cuEventQuery": ("cuEventQuery", 2000, "p"),
+    "cuEventRecord": ("cuEventRecord", 2000, "pp"),
+    "cuEventSynchronize": ("cuEventSynchronize", 2000, "p"),
+    "cuLaunchHostFunc": ("cuLaunchHostFunc", 10000, "ppp"),
+}
+
+_ATTRIBUTES = {
+    "multiprocessor_count": 16,
+    "integrated": 18,
+    "can_map_host_memory": 19,
+    "compute_mode": 20,
+    "pci_bus_id": 33,
+    "pci_device_id": 34,
+    "async_engine_count": 40,
+    "unified_addressing": 41,
+    "pci_domain_id": 50,
+    "compute_capability_major": 75,
+    "compute_capability_minor": 76,
+    "managed_memory": 83,
+    "pageable_memory_access": 88,
+    "concurrent_managed_access": 89,
+    "can_use_host_pointer_for_registered_mem": 91,
+    "host_register_supported": 99,
+    "pageable_memory_access_uses_host_page_tables": 100,
+    "direct_managed_mem_access_from_host": 101,
+    "virtual_memory_management_supported": 102,
+    "read_only_host_register_supported": 113,
+    "memory_pools_supported": 115,
+    "host_numa_id": 134,
+}
+
+_NON_BLOCKING = 1
+_DISABLE_TIMING = 2
+_PORTABLE_AND_MAPPED = 3
+
+
+def _handle(stream):
+    """The driver's handle of a stream, which may also be an object of some library."""
+    if hasattr(stream, "__cuda_stream__"):
+        return stream.__cuda_stream__()[1]
+    return operator.index(getattr(stream, "ptr", stream))
+
+
+class Driver:
+    """The CUDA driver's own calls, of the real library or of the simulated one.
+
+    Every entry point is an attribute that takes and returns what the C function does, a
+    result code included: ``driver.cuStreamSynchronize(stream)``. The methods below make
+    the objects that tests need and raise where a call fails. All work in the current
+    context of the calling thread; `activate` makes one current.
+
+    Parameters
+    ----------
+    path : str or path, optional
+        The library to open. By default ``libcuda.so.1``.
+
+    Raises
+    ------
+    OSError
+        The library does not exist or is no CUDA driver of version 12.0 or later.
+    """
+
+    def __init__(self, path=None):
+        self.path = "libcuda.so.1" if path is None else str(path)
+        self._library = ctypes.CDLL(self.path)
+        try:
+            self._find = self._library.cuGetProcAddress_v2
+        except AttributeError:
+            raise OSError(f"{self.path} is no CUDA driver of 12.0 or later") from None
+        self._find.argtypes = [
+            _TYPES[letter] for letter in _CALLS["cuGetProcAddress"][2]
+        ]
+
+    def __repr__(self):
+        return f"Driver({self.path!r})"
+
+    def __getattr__(self, name):
+        if name not in _CALLS:
+            raise AttributeError(f"the driver's call {name!r} is not declared here")
+        _, version, arguments = _CALLS[name]
+        address = c_void_p()
+        self._find(name.encode(), byref(address), version, 0, None)
+        if not address:
+            raise AttributeError(f"{self.path} has no {name}")
+        prototype = ctypes.CFUNCTYPE(c_int, *(_TYPES[letter] for letter in arguments))
+        function = prototype(address.value)
+        setattr(self, name, function)
+        return function
+
+    def __dir__(self):
+        return sorted({*super().__dir__(), *_CALLS})
+
+    def error_name(self, result):
+        """The name of a result code, as ``"CUDA_ERROR_NOT_READY"``."""
+        name = c_char_p()
+        self.cuGetErrorName(result, byref(name))
+        return str(result) if name.value is None else name.value.decode()
+
+    def check(self, result):
+        """Raise RuntimeError with the error's name unless `result` is 0."""
+        if result != 0:
+            raise RuntimeError(self.error_name(result))
+
+    def activate(self, device=0):
+        """Initialise the driver, retain a device's primary context and make it current.
+
+        Returns the context's handle. Each call is to be undone by one of
+        ``cuDevicePrimaryCtxRelease``.
+        """
+        context = c_void_p()
+        self.check(self.cuInit(0))
+        self.check(self.cuDevicePrimaryCtxRetain(byref(context), device))
+        self.check(self.cuCtxSetCurrent(context))
+        return context.value
+
+    def create_stream(self, flags=_NON_BLOCKING):
+        """The handle of a new stream, by default one that does not block."""
+        stream = c_void_p()
+        self.check(self.cuStreamCreate(byref(stream), flags))
+        return stream.value
+
+    def create_event(self, flags=_DISABLE_TIMING):
+        """The handle of a new event, by default one without a time."""
+        event = c_void_p()
+        self.check(self.cuEventCreate(byref(event), flags))
+        return event.value
+
+    def allocate(self, nbytes):
+        """The address of `nbytes` bytes of device memory, for ``cuMemFree``."""
+        address = c_uint64()
+        self.check(self.cuMemAlloc(byref(address), nbytes))
+        return address.value
+
+    def read(self, address, nbytes):
+        """The bytes at a device address. Waits for the legacy stream."""
+        buffer = ctypes.create_string_buffer(nbytes)
+        self.check(self.cuMemcpyDtoH(buffer, address, nbytes))
+        return buffer.raw
+
+    def is_done(self, event):
+        """Whether the work that an event covers is done."""
+        result = self.cuEventQuery(event)
+        if self.error_name(result) == "CUDA_ERROR_NOT_READY":
+            return False
+        self.check(result)
+        return True
+
+    @contextmanager
+    def held(self, stream):
+        """Keep a stream's later work from running until the block is left.
+
+        The stream waits for a word of page-locked memory, which works on every driver.
+        """
+        flag = c_void_p()
+        address = c_uint64()
+        self.check(self.cuMemHostAlloc(byref(flag), 4096, _PORTABLE_AND_MAPPED))
+        word = c_uint.from_address(flag.value)
+        word.value = 0
+        self.check(self.cuMemHostGetDevicePointer(byref(address), flag, 0))
+        self.check(self.cuStreamWaitValue32(_handle(stream), address, 1, 0))
+        try:
+            yield
+        finally:
+            word.value = 1
+            self.check(self.cuStreamSynchronize(_handle(stream)))
+            self.check(self.cuMemFreeHost(flag))
+
+
+# ---- the simulator -------------------------------------------------------------------
+
+
+class _Config(ctypes.Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("devices", c_int),
+        ("driver", c_int),
+        ("init_result", c_int),
+        ("manual", c_int),
+        ("memory_nbytes", c_uint64),
+        ("page_locked_nbytes", c_uint64),
+        ("seed", c_uint64),
+    ]
+
+
+_OUTSTANDING = (
+    "registrations",
+    "host_allocations",
+    "managed_allocations",
+    "device_allocations",
+    "streams",
+    "events",
+    "operations",
+    "graphs",
+)
+
+_UNITS = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+
+
+def _integer(name, value, low, high):
+    if isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, not {value!r}")
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, not {value!r}") from None
+    if not low <= number <= high:
+        raise ValueError(f"{name} must be from {low} to {high}, not {number}")
+    return number
+
+
+def _nbytes(name, value):
+    if not isinstance(value, str):
+        return _integer(name, value, 1, 2**45)
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", value)
+    factor = None if match is None else _UNITS.get(match[2].lower())
+    if factor is None:
+        raise ValueError(f'{name} must be like 1073741824 or "1 GiB", not {value!r}')
+    return _integer(name, int(float(match[1]) * factor), 1, 2**45)
+
+
+def _attribute(name):
+    try:
+        return _ATTRIBUTES[name]
+    except KeyError:
+        known = ", ".join(sorted(_ATTRIBUTES))
+        raise TypeError(
+            f"no device attribute is called {name!r}; known: {known}"
+        ) from None
+
+
+def _find_simulator():
+    """Beside the extension, or where a build directory has it."""
+    from numpy_rmm import _core
+
+    folder = Path(_core.__file__).resolve().parent
+    places = [folder, folder.parent / "cudasim"]
+    for place in places:
+        path = place / "libnumpy_rmm_cudasim.so"
+        if path.exists():
+            return path
+    looked = " and ".join(map(str, places))
+    raise FileNotFoundError(f"libnumpy_rmm_cudasim.so was not found in {looked}")
+
+
+@functools.cache
+def _controls():
+    library = ctypes.CDLL(str(_find_simulator()))
+    library.nrm_cudasim_reset.argtypes = [POINTER(_Config)]
+    library.nrm_cudasim_set_attribute.argtypes = [c_int, c_int, c_int]
+    library.nrm_cudasim_set_sticky.argtypes = [c_int, c_int]
+    library.nrm_cudasim_fail.argtypes = [c_char_p, c_uint64, c_int, c_uint64]
+    library.nrm_cudasim_error_code.argtypes = [c_char_p]
+    library.nrm_cudasim_hold_stream.argtypes = [c_void_p]
+    library.nrm_cudasim_release_stream.argtypes = [c_void_p]
+    library.nrm_cudasim_step.argtypes = [c_void_p]
+    library.nrm_cudasim_call_count.argtypes = [c_char_p]
+    library.nrm_cudasim_call_count.restype = c_uint64
+    library.nrm_cudasim_log_read.argtypes = [POINTER(c_uint64), c_char_p, c_size_t]
+    library.nrm_cudasim_log_clear.restype = None
+    library.nrm_cudasim_fault_count.restype = c_uint64
+    library.nrm_cudasim_fault_text.argtypes = [c_uint64, c_char_p, c_size_t]
+    library.nrm_cudasim_outstanding.argtypes = [
+        c_int,
+        POINTER(c_uint64),
+        POINTER(c_uint64),
+    ]
+    return library
+
+
+_active: list[SimulatedCuda] = []  # the machines of nested uses, the innermost last
+
+
+class SimulatedCuda:
+    """A simulated machine, as returned by `simulate_cuda`. See there."""
+
+    def __init__(self, config, attributes):
+        self._config = config
+        self._attributes = attributes
+        self._start()
+
+    def _start(self):
+        self._install()
+        _active.append(self)
+
+    def _install(self):
+        from numpy_rmm import _core
+
+        controls = _controls()
+        _core._set_driver(str(_find_simulator()))  # lets go of the machine before it
+        result = controls.nrm_cudasim_reset(byref(self._config))
+        if result != 0:
+            raise RuntimeError(
+                "a child of a process that has used CUDA cannot simulate it"
+                if result == 3
+                else f"the simulator refused its configuration ({result})"
+            )
+        for attribute, value in self._attributes.items():
+            for device in range(self._config.devices):
+                controls.nrm_cudasim_set_attribute(device, attribute, value)
+
+    def stop(self):
+        """Go back to the driver that was used before. Does nothing the second time."""
+        from numpy_rmm import _core
+
+        if self not in _active:
+            return
+        was_current = _active[-1] is self
+        _active.remove(self)
+        if was_current and _active:
+            _active[-1]._install()
+        elif was_current:
+            _core._set_driver(None)
+
+    def __enter__(self):
+        if self not in _active:
+            self._start()
+        return self
+
+    def __exit__(self, *exception):
+        self.stop()
+
+    def __call__(self, function):
+        """Decorate a function, which gets a new machine at each call."""
+        self.stop()
+
+        @functools.wraps(function)
+        def wrapper(*args, **kwargs):
+            with SimulatedCuda(self._config, self._attributes):
+                return function(*args, **kwargs)
+
+        return wrapper
+
+    def __repr__(self):
+        state = "active" if _active and _active[-1] is self else "not active"
+        return (
+            f"<SimulatedCuda: {self._config.devices} devices of "
+            f"{self._config.memory_nbytes} bytes, driver {self._config.driver}, "
+            f"{state}>"
+        )
+
+    @functools.cached_property
+    def driver(self):
+        """A `Driver` of the simulated library."""
+        return Driver(_find_simulator())
+
+    # ---- making things happen
+
+    @staticmethod
+    def _code(error):
+        if isinstance(error, str):
+            code = _controls().nrm_cudasim_error_code(error.encode())
+            if code < 0:
+                raise ValueError(f"no CUDA error is called {error!r}")
+            return code
+        return _integer("error", error, 0, 999)
+
+    @staticmethod
+    def _call_name(call):
+        if call not in _CALLS:
+            raise ValueError(f"the driver has no call {call!r}")
+        return call.encode()
+
+    def fail(self, call, nth=1, error="OUT_OF_MEMORY", times=1):
+        """Make a driver call fail.
+
+        Parameters
+        ----------
+        call : str
+            Its name without a version, as ``"cuMemHostRegister"``.
+        nth : int
+            Which call of that name from now on; 1 is the next one.
+        error : str or int
+            The error to answer; 0 ends an earlier plan.
+        times : int or None
+            How many calls in a row; None: all from the nth on.
+        """
+        name = self._call_name(call)
+        count = 0 if times is None else _integer("times", times, 1, 2**62)
+        number = _integer("nth", nth, 1, 2**62)
+        _controls().nrm_cudasim_fail(name, number, self._code(error), count)
+
+    def set_sticky(self, error="ILLEGAL_ADDRESS", device=0):
+        """Make every call that involves `device` answer `error`; 0 takes it back."""
+        code = self._code(error)
+        _controls().nrm_cudasim_set_sticky(self._device(device), code)
+
+    def set_attribute(self, name, value, device=0):
+        """Change an attribute of a device, as ``"pageable_memory_access"``."""
+        number = _integer(name, value, -(2**31), 2**31 - 1)
+        _controls().nrm_cudasim_set_attribute(
+            self._device(device), _attribute(name), number
+        )
+
+    def _device(self, device):
+        return _integer("device", device, 0, self._config.devices - 1)
+
+    def hold(self, stream=0):
+        """Keep later work of a stream (an object or a handle) from running."""
+        self._stream(_controls().nrm_cudasim_hold_stream, stream)
+
+    def release(self, stream=0):
+        """Let a held stream go on."""
+        self._stream(_controls().nrm_cudasim_release_stream, stream)
+
+    def _stream(self, control, stream):
+        result = control(_handle(stream))
+        if result != 0:
+            raise ValueError(f"{stream!r} is no stream here ({result})")
+
+    def step(self, stream=0):
+        """Run a stream's next operation if it is ready; says whether it was."""
+        return _controls().nrm_cudasim_step(_handle(stream)) == 1
+
+    # ---- asking what has happened
+
+    def calls(self, call=None):
+        """How often a driver call was made, failed ones included; None: all calls."""
+        name = None if call is None else self._call_name(call)
+        return _controls().nrm_cudasim_call_count(name)
+
+    def log(self):
+        """The latest driver calls with arguments and result, oldest first."""
+        lines = []
+        cursor = c_uint64()
+        text = ctypes.create_string_buffer(256)
+        while _controls().nrm_cudasim_log_read(byref(cursor), text, len(text)) == 1:
+            lines.append(text.value.decode())
+        return lines
+
+    def clear_log(self):
+        """Forget the log, but not the counts."""
+        _controls().nrm_cudasim_log_clear()
+
+    def faults(self):
+        """What a real driver passes in silence or dies of, as texts.
+
+        For instance a copy from memory that was unmapped while it was registered.
+        """
+        texts = []
+        text = ctypes.create_string_buffer(256)
+        count = _controls().nrm_cudasim_fault_count()
+        for index in range(count):
+            if _controls().nrm_cudasim_fault_text(index, text, len(text)) != 0:
+                texts.append(f"{count - index} more")
+                break
+            texts.append(text.value.decode())
+        return texts
+
+    def outstanding(self):
+        """What the driver holds for the program: ``{what: (count, bytes)}``."""
+        found = {}
+        for index, what in enumerate(_OUTSTANDING):
+            count = c_uint64()
+            nbytes = c_uint64()
+            _controls().nrm_cudasim_outstanding(index, byref(count), byref(nbytes))
+            found[what] = (count.value, nbytes.value)
+        return found
+
+
+def simulate_cuda(
+    devices=1,
+    memory="8 GiB",
+    driver=13000,
+    *,
+    page_locked=None,
+    init_error=0,
+    manual=False,
+    seed=0,
+    **attributes,
+):
+    """Use a simulated CUDA driver from now on.
+
+    The simulator keeps device memory in host memory and runs streams in a thread of its
+    own; what it accepts, refuses and orders follows a real driver. It takes effect at
+    once. As a context manager it ends with the block, as a decorator it is in effect
+    while the function runs, and otherwise until `SimulatedCuda.stop`.
+
+    Parameters
+    ----------
+    devices : int
+        How many there are, 0 to 16. ``CUDA_VISIBLE_DEVICES`` is honoured.
+    memory : int or str
+        Of each device, in bytes or as ``"8 GiB"``. It is only used as it is written to.
+    driver : int
+        The driver's CUDA version, 13000 for 13.0. Newer calls are missing.
+    page_locked : int or str, optional
+        How many bytes of host memory can be page-locked.
+    init_error : str or int
+        The error that ``cuInit`` answers, as ``"SYSTEM_DRIVER_MISMATCH"``.
+    manual : bool
+        Run work only in `SimulatedCuda.step`, and where a call waits for it.
+    seed : int
+        If not 0, what runs next among ready work is random, the same for the same seed.
+    **attributes : int
+        Attributes of all devices, as ``pageable_memory_access=1``.
+
+    Returns
+    -------
+    SimulatedCuda
+        Controls the machine and tells what has happened on it.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument is wrong. Nothing has changed then.
+    RuntimeError
+        In a child forked after its parent used CUDA.
+
+    Examples
+    --------
+    >>> from numpy_rmm.testing import simulate_cuda
+    >>> with simulate_cuda(devices=2, memory="1 GiB") as cuda:
+    ...     context = cuda.driver.activate()
+    ...     address = cuda.driver.allocate(1024)
+    ...     cuda.outstanding()["device_allocations"]
+    (1, 1024)
+    """
+    config = _Config(
+        size=ctypes.sizeof(_Config),
+        devices=_integer("devices", devices, 0, _MAX_DEVICES),
+        driver=_integer("driver", driver, 1000, 99990),
+        manual=bool(manual),
+        memory_nbytes=_nbytes("memory", memory),
+        page_locked_nbytes=0
+        if page_locked is None
+        else _nbytes("page_locked", page_locked),
+        seed=_integer("seed", seed, 0, 2**64 - 1),
+    )
+    numbers = {
+        _attribute(name): _integer(name, value, -(2**31), 2**31 - 1)
+        for name, value in attributes.items()
+    }
+    config.init_result = SimulatedCuda._code(init_error)
+    return SimulatedCuda(config, numbers)
+
+
+# ---- leaks ---------------------------------------------------------------------------
+
+
+def _resources():
+    """All live resources: those of the registry that can work here, and all others."""
+    import numpy_rmm
+    from numpy_rmm import mr
+
+    found = {}
+    for name in numpy_rmm.registry:
+        try:
+            resource = numpy_rmm.registry[name]
+        except numpy_rmm.CudaUnavailableError:
+            continue
+        found[id(resource)] = resource
+    for thing in gc.get_objects():
+        if isinstance(thing, mr.MemoryResource):
+            found[id(thing)] = thing
+    return found
+
+
+def _in_use(resource):
+    statistics = resource.statistics()
+    if statistics is None:
+        return (0, 0)
+    return (statistics.current_bytes, statistics.current_count)
+
+
+@contextmanager
+def assert_no_leaks():
+    """Fail when memory allocated in the block is still in use after it.
+
+    Compares the live bytes and allocations of every resource, and, where CUDA is
+    simulated, what the driver holds. Garbage is collected and the pools are trimmed
+    before, so that memory which is only kept for later does not count.
+
+    Raises
+    ------
+    AssertionError
+        Names each resource that has more in use than before, and by how much.
+
+    Examples
+    --------
+    >>> import numpy as np, numpy_rmm
+    >>> from numpy_rmm.testing import assert_no_leaks
+    >>> with assert_no_leaks(), numpy_rmm.host():
+    ...     x = np.empty(1000)
+    ...     del x
+    """
+    import numpy_rmm
+
+    def settle():
+        gc.collect()
+        numpy_rmm.trim()
+
+    settle()
+    resources = _resources()
+    in_use = {key: _in_use(resource) for key, resource in resources.items()}
+    held = _active[-1].outstanding() if _active else {}
+    machine = _active[-1] if _active else None
+    yield
+    settle()
+    leaks = []
+    for key, resource in _resources().items():
+        nbytes, count = _in_use(resource)
+        nbytes_before, count_before = in_use.get(key, (0, 0))
+        if nbytes > nbytes_before or count > count_before:
+            leaks.append(
+                f"{resource!r}: {nbytes - nbytes_before} bytes in "
+                f"{count - count_before} allocations"
+            )
+    if machine is not None and _active and _active[-1] is machine:
+        for what, (count, nbytes) in machine.outstanding().items():
+            if what in _OUTSTANDING[:4] and count > held[what][0]:
+                leaks.append(
+                    f"the driver: {count - held[what][0]} more {what} "
+                    f"({nbytes - held[what][1]} bytes)"
+                )
+    if leaks:
+        raise AssertionError("memory is still in use:\n  " + "\n  ".join(leaks))

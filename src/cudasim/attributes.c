@@ -1,0 +1,101 @@
+/* What the driver says of a pointer. Memory that it does not know, every pageable byte
+ * beside a registration included, is INVALID_VALUE. */
+#include "sim.h"
+
+#include <string.h>
+
+static int
+visible_ordinal(const struct sim_range *range)
+{
+    int ordinal = 0;
+    while (sim.visible[ordinal] != range->context->ordinal) {
+        ordinal++;
+    }
+    return ordinal;
+}
+
+static nrm_CUresult
+get_attribute(const struct sim_range *range, nrm_CUpointer_attribute attribute,
+              uintptr_t ptr, void *value)
+{
+    bool on_host = range->kind == SIM_HOST || range->kind == SIM_REGISTERED;
+    switch (attribute) {
+    case NRM_CU_POINTER_ATTRIBUTE_CONTEXT:
+        memcpy(value, &range->context, sizeof range->context);
+        return NRM_CUDA_SUCCESS;
+    case NRM_CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+        *(unsigned int *)value = on_host ? NRM_CU_MEMORYTYPE_HOST
+                                         : NRM_CU_MEMORYTYPE_DEVICE;
+        return NRM_CUDA_SUCCESS;
+    case NRM_CU_POINTER_ATTRIBUTE_HOST_POINTER:
+        if (range->kind == SIM_DEVICE) {
+            return NRM_CUDA_ERROR_INVALID_VALUE;
+        }
+        memcpy(value, &ptr, sizeof ptr);
+        return NRM_CUDA_SUCCESS;
+    case NRM_CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+        memcpy(value, &ptr, sizeof ptr);
+        return NRM_CUDA_SUCCESS;
+    case NRM_CU_POINTER_ATTRIBUTE_IS_MANAGED:
+        *(unsigned int *)value = range->kind == SIM_MANAGED;
+        return NRM_CUDA_SUCCESS;
+    case NRM_CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+        *(int *)value = visible_ordinal(range);
+        return NRM_CUDA_SUCCESS;
+    case NRM_CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+        memcpy(value, &range->start, sizeof range->start);
+        return NRM_CUDA_SUCCESS;
+    case NRM_CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+        memcpy(value, &range->nbytes, sizeof range->nbytes);
+        return NRM_CUDA_SUCCESS;
+    }
+    return NRM_CUDA_ERROR_NOT_SUPPORTED;
+}
+
+nrm_CUresult
+cuPointerGetAttribute(void *value, nrm_CUpointer_attribute attribute,
+                      nrm_CUdeviceptr ptr)
+{
+    SIM_BEGIN(call, cuPointerGetAttribute, SIM_PTR(value), (uint64_t)attribute, ptr);
+    const struct sim_range *range = sim_range_find(ptr);
+    nrm_CUresult result = NRM_CUDA_ERROR_INVALID_VALUE;
+    if (range != NULL && value != NULL) {
+        result = get_attribute(range, attribute, ptr, value);
+    }
+    return sim_call_end(&call, result);
+}
+
+/* Page-locked memory that holds the pointer, or NULL. */
+static const struct sim_range *
+find_page_locked(const void *ptr)
+{
+    const struct sim_range *range = sim_range_find((uintptr_t)ptr);
+    return range != NULL && (range->kind == SIM_HOST || range->kind == SIM_REGISTERED)
+               ? range
+               : NULL;
+}
+
+nrm_CUresult
+cuMemHostGetDevicePointer_v2(nrm_CUdeviceptr *device_ptr, void *ptr, unsigned int flags)
+{
+    SIM_BEGIN(call, cuMemHostGetDevicePointer, SIM_PTR(device_ptr), SIM_PTR(ptr),
+              flags);
+    if (device_ptr == NULL || flags != 0 || find_page_locked(ptr) == NULL) {
+        return sim_call_end(&call, NRM_CUDA_ERROR_INVALID_VALUE);
+    }
+    *device_ptr = (uintptr_t)ptr;
+    return sim_call_end(&call, NRM_CUDA_SUCCESS);
+}
+
+nrm_CUresult
+cuMemHostGetFlags(unsigned int *flags, void *ptr)
+{
+    SIM_BEGIN(call, cuMemHostGetFlags, SIM_PTR(flags), SIM_PTR(ptr));
+    const struct sim_range *range = find_page_locked(ptr);
+    if (flags == NULL || range == NULL) {
+        return sim_call_end(&call, NRM_CUDA_ERROR_INVALID_VALUE);
+    }
+    /* unified addressing maps all page-locked memory for the device */
+    *flags = range->flags | NRM_CU_MEMHOSTALLOC_DEVICEMAP;
+    return sim_call_end(&call, NRM_CUDA_SUCCESS);
+}

@@ -1,0 +1,96 @@
+/* Controls of the simulated CUDA driver.
+ *
+ * The simulator is a shared library with the driver's entry points. A program that uses
+ * it as a driver needs nothing from this header; a test does, to say what the machine
+ * looks like, to make calls fail, to hold streams and to ask what has happened.
+ *
+ * Everything is callable through a foreign function interface: plain integers, pointers
+ * and texts. Functions that can fail return a CUresult as int, 0 for success. They work
+ * before cuInit and may be called from any thread, except inside a host function.
+ */
+#ifndef NRM_CUDASIM_H
+#define NRM_CUDASIM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define NRM_CUDASIM_API __attribute__((visibility("default")))
+
+struct nrm_cudasim_config {
+    size_t size;            /* sizeof(struct nrm_cudasim_config), for later growth */
+    int devices;            /* 0 to 16 */
+    int driver;             /* what cuDriverGetVersion answers, 13000 for 13.0 */
+    int init_result;        /* what cuInit answers if it is not 0 */
+    int manual;             /* 1: work runs only in nrm_cudasim_step and in waits */
+    uint64_t memory_nbytes; /* of each device */
+    uint64_t page_locked_nbytes; /* that can be page-locked in all; 0: no limit */
+    uint64_t seed;               /* not 0: ready work is chosen at random, repeatably */
+};
+
+/* Fills `out` with what the environment says (NUMPY_RMM_SIMULATED_DEVICES, _MEMORY and
+ * _DRIVER), or with one device of 8 GiB under a driver 13.0. What the library starts
+ * with. A variable that cannot be read is an error: its name and value are in
+ * fault_text. */
+NRM_CUDASIM_API int nrm_cudasim_default_config(struct nrm_cudasim_config *out);
+
+/* A new machine: pending work is dropped, memory unmapped, handles, the log, injected
+ * failures and changed attributes are forgotten. NULL: the default configuration.
+ * Waits for a host function that is running. NOT_INITIALIZED in a forked child whose
+ * parent had called cuInit: it keeps its broken driver, as it would with a real one. */
+NRM_CUDASIM_API int nrm_cudasim_reset(const struct nrm_cudasim_config *config);
+
+/* Of the physical device, whatever CUDA_VISIBLE_DEVICES shows. */
+NRM_CUDASIM_API int nrm_cudasim_set_attribute(int device, int attribute, int value);
+
+/* Every call that involves the device answers `error` until its context is reset;
+ * 0 takes it back. */
+NRM_CUDASIM_API int nrm_cudasim_set_sticky(int device, int error);
+
+/* The nth call of `name` from now (1: the next one), and the `times - 1` calls after it
+ * (0: all of them), answer `error` and do nothing. One plan a name; error 0 ends it. */
+NRM_CUDASIM_API int nrm_cudasim_fail(const char *name, uint64_t nth, int error,
+                                     uint64_t times);
+
+/* The number of an error by its name, with or without CUDA_ and ERROR_ before it; -1:
+ * there is none of that name. */
+NRM_CUDASIM_API int nrm_cudasim_error_code(const char *name);
+
+/* Keeps the stream's further work from starting. NULL, 1 and 2 name streams of the
+ * calling thread's current context. */
+NRM_CUDASIM_API int nrm_cudasim_hold_stream(void *stream);
+NRM_CUDASIM_API int nrm_cudasim_release_stream(void *stream);
+
+/* Runs the stream's next operation if it is ready: 1 when it did, else 0. */
+NRM_CUDASIM_API int nrm_cudasim_step(void *stream);
+
+/* Calls of `name` since the reset, failed ones included; all calls for NULL. */
+NRM_CUDASIM_API uint64_t nrm_cudasim_call_count(const char *name);
+
+/* The log keeps the latest calls; each has a number, the first of all is 0. Writes the
+ * text of the oldest kept call from number *cursor on into `text`, moves *cursor behind
+ * it and returns 1, or 0 when there is none. */
+NRM_CUDASIM_API int nrm_cudasim_log_read(uint64_t *cursor, char *text, size_t nbytes);
+NRM_CUDASIM_API void nrm_cudasim_log_clear(void);
+
+/* Faults: what a real driver lets pass silently, or dies of, and a correct program
+ * never does. Returns the number since the reset; the first ones have texts. */
+NRM_CUDASIM_API uint64_t nrm_cudasim_fault_count(void);
+NRM_CUDASIM_API int nrm_cudasim_fault_text(uint64_t index, char *text, size_t nbytes);
+
+enum nrm_cudasim_what {
+    NRM_CUDASIM_REGISTRATIONS,
+    NRM_CUDASIM_HOST_ALLOCATIONS,
+    NRM_CUDASIM_MANAGED_ALLOCATIONS,
+    NRM_CUDASIM_DEVICE_ALLOCATIONS,
+    NRM_CUDASIM_STREAMS,
+    NRM_CUDASIM_EVENTS,
+    NRM_CUDASIM_OPERATIONS, /* submitted and not done */
+    NRM_CUDASIM_GRAPHS,
+    NRM_CUDASIM_N_WHATS,
+};
+
+/* How many of them live, and their bytes (0 for what has none). */
+NRM_CUDASIM_API int nrm_cudasim_outstanding(int what, uint64_t *count,
+                                            uint64_t *nbytes);
+
+#endif

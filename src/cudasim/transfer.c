@@ -1,0 +1,305 @@
+/* Moving bytes when an operation executes.
+ *
+ * Host memory is read and written at that moment and not before, so a buffer reused
+ * too early really gives wrong bytes. It is touched only by the kernel, with pwrite
+ * and pread on a memory file: where a load would be a segmentation fault, they answer
+ * EFAULT. That happens when registered memory was unmapped. A real driver then goes on
+ * with the old pages; here the bytes as they were at the registration stand in for
+ * them, as far as they were kept, and a fault is recorded. */
+#include "sim.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { BOUNCE_NBYTES = 256 * 1024 };
+
+static const size_t PAGE_NBYTES = 4096;
+
+/* Between two host buffers the bytes take the way over this file. */
+static struct {
+    pthread_mutex_t lock; /* under the state lock or none, for one piece at a time */
+    int fd;
+    unsigned char bounce[BOUNCE_NBYTES];
+} scratch = {.lock = PTHREAD_MUTEX_INITIALIZER, .fd = -1};
+
+static pthread_once_t scratch_once = PTHREAD_ONCE_INIT;
+
+static void
+scratch_open(void)
+{
+    scratch.fd = memfd_create("cudasim-scratch", MFD_CLOEXEC);
+    if (scratch.fd < 0) {
+        abort(); /* no copy could be made at all */
+    }
+}
+
+void
+sim_transfer_fork_child(void)
+{
+    pthread_mutex_init(&scratch.lock, NULL);
+}
+
+/* One piece of a copy: how far the kernel came before it met an unmapped page. */
+static size_t
+file_write(int fd, uint64_t offset, const void *from, size_t nbytes)
+{
+    size_t done = 0;
+    while (done < nbytes) {
+        ssize_t n = pwrite(fd, (const char *)from + done, nbytes - done,
+                           (off_t)(offset + done));
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n <= 0) {
+            break;
+        }
+        done += (size_t)n;
+    }
+    return done;
+}
+
+static size_t
+file_read(int fd, uint64_t offset, void *to, size_t nbytes)
+{
+    size_t done = 0;
+    while (done < nbytes) {
+        ssize_t n = pread(fd, (char *)to + done, nbytes - done, (off_t)(offset + done));
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n <= 0) {
+            break;
+        }
+        done += (size_t)n;
+    }
+    return done;
+}
+
+static bool
+read_piece(void *to, uintptr_t from, size_t nbytes)
+{
+    pthread_mutex_lock(&scratch.lock);
+    bool complete = file_write(scratch.fd, 0, (const void *)from, nbytes) == nbytes &&
+                    file_read(scratch.fd, 0, to, nbytes) == nbytes;
+    pthread_mutex_unlock(&scratch.lock);
+    return complete;
+}
+
+bool
+sim_bytes_read(void *to, uintptr_t from, size_t nbytes)
+{
+    pthread_once(&scratch_once, scratch_open);
+    for (size_t done = 0; done < nbytes;) {
+        size_t piece = nbytes - done < BOUNCE_NBYTES ? nbytes - done : BOUNCE_NBYTES;
+        if (!read_piece((char *)to + done, from + done, piece)) {
+            return false;
+        }
+        done += piece;
+    }
+    return true;
+}
+
+/* ---- one side of a copy ---------------------------------------------------------- */
+
+static bool
+is_on_device(const struct sim_span *span)
+{
+    return span->range != NULL && span->range->kind == SIM_DEVICE;
+}
+
+static const struct sim_device *
+device_of(const struct sim_span *span)
+{
+    return &sim.devices[span->range->context->ordinal];
+}
+
+static uint64_t
+device_offset(const struct sim_span *span)
+{
+    return span->address - device_of(span)->base;
+}
+
+static size_t
+bytes_to_page_end(uintptr_t address, size_t nbytes)
+{
+    size_t rest = PAGE_NBYTES - address % PAGE_NBYTES;
+    return rest < nbytes ? rest : nbytes;
+}
+
+static void
+report(const struct sim_span *span, enum sim_call_id call, const char *did)
+{
+    if (span->range != NULL) {
+        sim_fault("%s %s 0x%zx, which was unmapped while it was registered "
+                  "(0x%zx, %zu bytes)",
+                  sim_call_name(call), did, span->address, span->range->start,
+                  span->range->nbytes);
+    }
+    else {
+        sim_fault("%s %s 0x%zx, which is not mapped", sim_call_name(call), did,
+                  span->address);
+    }
+}
+
+/* What the copy engine of a real card finds where the page tables of the process
+ * end. */
+static void
+shadow_read(const struct sim_span *span, void *to, size_t nbytes)
+{
+    if (span->range != NULL && span->range->shadow != NULL) {
+        memcpy(to, span->range->shadow + (span->address - span->range->start), nbytes);
+    }
+    else {
+        memset(to, 0, nbytes);
+    }
+}
+
+static void
+shadow_write(const struct sim_span *span, const void *from, size_t nbytes)
+{
+    if (span->range != NULL && span->range->shadow != NULL) {
+        memcpy(span->range->shadow + (span->address - span->range->start), from,
+               nbytes);
+    }
+}
+
+/* Reads up to BOUNCE_NBYTES into the bounce buffer, whatever is the matter with
+ * them. */
+static void
+span_read_locked(struct sim_span span, size_t nbytes, enum sim_call_id call)
+{
+    if (is_on_device(&span)) {
+        file_read(device_of(&span)->fd, device_offset(&span), scratch.bounce, nbytes);
+        return;
+    }
+    size_t done = 0;
+    bool reported = false;
+    while (done < nbytes) {
+        size_t n =
+            file_write(scratch.fd, done, (const void *)span.address, nbytes - done);
+        if (n == 0) {
+            if (!reported) {
+                report(&span, call, "read");
+                reported = true;
+            }
+            unsigned char page[4096];
+            n = bytes_to_page_end(span.address, nbytes - done);
+            shadow_read(&span, page, n);
+            file_write(scratch.fd, done, page, n);
+        }
+        done += n;
+        span.address += n;
+    }
+    file_read(scratch.fd, 0, scratch.bounce, nbytes);
+}
+
+static void
+span_write_locked(struct sim_span span, size_t nbytes, enum sim_call_id call)
+{
+    if (is_on_device(&span)) {
+        if (file_write(device_of(&span)->fd, device_offset(&span), scratch.bounce,
+                       nbytes) != nbytes) {
+            sim_fault("%s: the machine has no memory left for the simulated device",
+                      sim_call_name(call));
+        }
+        return;
+    }
+    file_write(scratch.fd, 0, scratch.bounce, nbytes);
+    size_t done = 0;
+    bool reported = false;
+    while (done < nbytes) {
+        size_t n = file_read(scratch.fd, done, (void *)span.address, nbytes - done);
+        if (n == 0) {
+            if (!reported) {
+                report(&span, call, "wrote");
+                reported = true;
+            }
+            n = bytes_to_page_end(span.address, nbytes - done);
+            shadow_write(&span, scratch.bounce + done, n);
+        }
+        done += n;
+        span.address += n;
+    }
+}
+
+/* ---- operations ------------------------------------------------------------------ */
+
+/* Between a host and a device one system call moves a whole row; what it leaves over,
+ * and every other pair, goes through the bounce buffer. */
+static void
+row_copy(struct sim_span dst, struct sim_span src, size_t nbytes, enum sim_call_id call)
+{
+    size_t done = 0;
+    if (is_on_device(&dst) && !is_on_device(&src)) {
+        done = file_write(device_of(&dst)->fd, device_offset(&dst),
+                          (const void *)src.address, nbytes);
+    }
+    else if (is_on_device(&src) && !is_on_device(&dst)) {
+        done = file_read(device_of(&src)->fd, device_offset(&src), (void *)dst.address,
+                         nbytes);
+    }
+    dst.address += done;
+    src.address += done;
+    while (done < nbytes) {
+        size_t n = nbytes - done < BOUNCE_NBYTES ? nbytes - done : BOUNCE_NBYTES;
+        pthread_mutex_lock(&scratch.lock);
+        span_read_locked(src, n, call);
+        span_write_locked(dst, n, call);
+        pthread_mutex_unlock(&scratch.lock);
+        dst.address += n;
+        src.address += n;
+        done += n;
+    }
+}
+
+void
+sim_copy_execute(const struct sim_copy *copy, enum sim_call_id call)
+{
+    pthread_once(&scratch_once, scratch_open);
+    struct sim_span dst = copy->dst;
+    struct sim_span src = copy->src;
+    for (size_t row = 0; row < copy->height; row++) {
+        row_copy(dst, src, copy->width, call);
+        dst.address += dst.pitch;
+        src.address += src.pitch;
+    }
+}
+
+void
+sim_fill_execute(const struct sim_copy *copy, unsigned char value,
+                 enum sim_call_id call)
+{
+    pthread_once(&scratch_once, scratch_open);
+    struct sim_span dst = copy->dst;
+    for (size_t done = 0; done < copy->width;) {
+        size_t rest = copy->width - done;
+        size_t n = rest < BOUNCE_NBYTES ? rest : BOUNCE_NBYTES;
+        pthread_mutex_lock(&scratch.lock);
+        memset(scratch.bounce, value, n);
+        span_write_locked(dst, n, call);
+        pthread_mutex_unlock(&scratch.lock);
+        dst.address += n;
+        done += n;
+    }
+}
+
+/* A word that the host may be writing: the driver's own memory is read atomically,
+ * other memory by the kernel, because it may have been unmapped. */
+uint32_t
+sim_word_read(const struct sim_span *span)
+{
+    uint32_t word = 0;
+    if (is_on_device(span)) {
+        file_read(device_of(span)->fd, device_offset(span), &word, sizeof word);
+    }
+    else if (span->range != NULL && span->range->kind != SIM_REGISTERED) {
+        word = __atomic_load_n((const uint32_t *)span->address, __ATOMIC_ACQUIRE);
+    }
+    else {
+        sim_bytes_read(&word, span->address, sizeof word);
+    }
+    return word;
+}

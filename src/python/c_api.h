@@ -1,0 +1,11 @@
+/* The capsule that other extensions get the C API from. */
+#ifndef NRM_PYTHON_C_API_H
+#define NRM_PYTHON_C_API_H
+
+#include <Python.h>
+
+#include "python/state.h"
+
+int c_api_init(PyObject *module);
+
+#endif

@@ -1,0 +1,204 @@
+/*
+ * Python functions as a source of memory.
+ *
+ * The core calls the trampolines from wherever a request comes from, attached or not.
+ * An exception stays set in its thread, so that the method that made the request raises
+ * it as it is; in a thread that has no Python code to return to, it is printed. The
+ * core can drop the functions where no Python code may run, so they are released later.
+ */
+#include "python/callback.h"
+
+#include "base/error.h"
+#include "core/hooks.h"
+#include "nrm/sources.h"
+#include "python/args.h"
+#include "python/errors.h"
+#include "python/interpreter.h"
+#include "python/stream.h"
+
+struct callbacks {
+    PyObject *allocate;
+    PyObject *deallocate;
+    PyObject *module; /* for the types of arguments */
+};
+
+int
+callback_traverse(void *callbacks, visitproc visit, void *arg)
+{
+    struct callbacks *self = callbacks;
+    Py_VISIT(self->allocate);
+    Py_VISIT(self->deallocate);
+    Py_VISIT(self->module);
+    return 0;
+}
+
+/* ---- calls from the core ---- */
+
+struct call {
+    PyGILState_STATE gil;
+    bool has_frames; /* Python code of this thread waits for our return */
+};
+
+static struct call
+call_begin(void)
+{
+    struct call call;
+    call.has_frames = PyGILState_GetThisThreadState() != NULL;
+    call.gil = PyGILState_Ensure();
+    return call;
+}
+
+static void
+call_end(struct call call)
+{
+    if (!call.has_frames && PyErr_Occurred()) {
+        PyErr_WriteUnraisable(NULL);
+    }
+    PyGILState_Release(call.gil);
+}
+
+static nrm_status
+ended(void)
+{
+    return nrm__error(NRM_CALLBACK_FAILED, "the interpreter has ended");
+}
+
+static nrm_status
+allocate_attached(struct callbacks *self, size_t nbytes, nrm_stream *stream, void **out)
+{
+    struct module_state *state = module_state(self->module);
+    PyObject *stream_object = stream_wrap(state, stream);
+    PyObject *result = NULL;
+    uintptr_t ptr = 0;
+    if (stream_object != NULL) {
+        PyObject *size = PyLong_FromSize_t(nbytes);
+        PyObject *args[] = {size, stream_object};
+        result = size == NULL ? NULL
+                              : PyObject_Vectorcall(self->allocate, args, 2, NULL);
+        Py_XDECREF(size);
+        Py_DECREF(stream_object);
+    }
+    if (result == NULL || arg_address(result, "what allocate_func returns", &ptr) < 0) {
+        Py_XDECREF(result);
+        /* After this one a pool asks for less. */
+        bool is_memory = PyErr_ExceptionMatches(PyExc_MemoryError);
+        return nrm__error(is_memory ? NRM_OUT_OF_MEMORY : NRM_CALLBACK_FAILED,
+                          "allocate_func raised an exception");
+    }
+    Py_DECREF(result);
+    if (ptr == 0) {
+        return nrm__error(NRM_OUT_OF_MEMORY, "allocate_func returned 0 for %zu B",
+                          nbytes);
+    }
+    *out = (void *)ptr;
+    return NRM_OK;
+}
+
+static nrm_status
+allocate_call(void *context, size_t nbytes, size_t alignment, nrm_stream *stream,
+              void **out)
+{
+    if (nrm__is_exiting()) {
+        return ended();
+    }
+    struct call call = call_begin();
+    PyErr_Clear(); /* of an attempt before this one */
+    nrm_status status = allocate_attached(context, nbytes, stream, out);
+    call_end(call);
+    return status;
+}
+
+static void
+deallocate_attached(struct callbacks *self, void *ptr, size_t nbytes,
+                    nrm_stream *stream)
+{
+    PyObject *stream_object = stream_wrap(module_state(self->module), stream);
+    if (stream_object == NULL) {
+        return;
+    }
+    PyObject *result = PyObject_CallFunction(self->deallocate, "NnN",
+                                             PyLong_FromVoidPtr(ptr),
+                                             (Py_ssize_t)nbytes, stream_object);
+    Py_XDECREF(result);
+}
+
+static nrm_status
+deallocate_call(void *context, void *ptr, size_t nbytes, nrm_stream *stream)
+{
+    if (nrm__is_exiting()) {
+        return ended();
+    }
+    struct call call = call_begin();
+    PyObject *pending = compat_take_error();
+    deallocate_attached(context, ptr, nbytes, stream);
+    nrm_status status = NRM_OK;
+    if (PyErr_Occurred()) {
+        status = nrm__error(NRM_CALLBACK_FAILED, "deallocate_func raised an exception");
+    }
+    if (pending != NULL && PyErr_Occurred()) {
+        PyErr_WriteUnraisable(
+            context != NULL ? ((struct callbacks *)context)->deallocate : NULL);
+    }
+    if (pending != NULL) {
+        compat_restore_error(pending);
+    }
+    call_end(call);
+    return status;
+}
+
+static void
+destroy(void *context)
+{
+    struct callbacks *self = context;
+    interpreter_drop_later(self->allocate);
+    interpreter_drop_later(self->deallocate);
+    interpreter_drop_later(self->module);
+    PyMem_RawFree(self);
+}
+
+/* ---- making one ---- */
+
+static int
+check_callable(PyObject *object, const char *name)
+{
+    if (PyCallable_Check(object)) {
+        return 0;
+    }
+    PyErr_Format(PyExc_TypeError, "%s must be callable, not %.100s", name,
+                 Py_TYPE(object)->tp_name);
+    return -1;
+}
+
+nrm_resource *
+callback_create(struct module_state *state, PyObject *allocate, PyObject *deallocate,
+                nrm_kind kind, void **out_callbacks)
+{
+    if (check_callable(allocate, "allocate_func") < 0 ||
+        check_callable(deallocate, "deallocate_func") < 0) {
+        return NULL;
+    }
+    PyObject *module = PyType_GetModule(state->resource_type);
+    struct callbacks *self = PyMem_RawCalloc(1, sizeof *self);
+    if (module == NULL || self == NULL) {
+        PyMem_RawFree(self);
+        return module == NULL ? NULL : (nrm_resource *)PyErr_NoMemory();
+    }
+    self->allocate = Py_NewRef(allocate);
+    self->deallocate = Py_NewRef(deallocate);
+    self->module = Py_NewRef(module);
+    nrm_callback_options options = NRM_OPTIONS(nrm_callback_options);
+    options.kind = kind;
+    options.allocate = allocate_call;
+    options.deallocate = deallocate_call;
+    options.destroy = destroy;
+    options.context = self;
+    options.calls_user_code = true;
+    nrm_resource *mr;
+    nrm_status status = nrm_callback_create(&options, &mr);
+    if (status != NRM_OK) {
+        destroy(self);
+        return (nrm_resource *)errors_raise(state, status);
+    }
+    *out_callbacks = self;
+    return mr;
+}

@@ -1,0 +1,21 @@
+/* Callback resources whose functions are Python's. */
+#ifndef NRM_PYTHON_CALLBACK_H
+#define NRM_PYTHON_CALLBACK_H
+
+#include <Python.h>
+
+#include "nrm/resource.h"
+#include "python/state.h"
+
+/*
+ * A resource that calls two Python functions; `out_callbacks` is borrowed from it, for
+ * callback_traverse. NULL with an error set fails.
+ */
+nrm_resource *callback_create(struct module_state *state, PyObject *allocate,
+                              PyObject *deallocate, nrm_kind kind,
+                              void **out_callbacks);
+
+/* Visits what a callback resource holds, which is then held by nobody else. */
+int callback_traverse(void *callbacks, visitproc visit, void *arg);
+
+#endif

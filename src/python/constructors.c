@@ -1,0 +1,244 @@
+/*
+ * From Python's arguments to the option structs of the core, one function for each row
+ * of resources.def.
+ */
+#include "python/constructors.h"
+
+#include <limits.h>
+
+#include "cuda/context.h"
+#include "nrm/pools.h"
+#include "nrm/sources.h"
+#include "os/system.h"
+#include "python/args.h"
+#include "python/callback.h"
+#include "python/cuda_query.h"
+#include "python/errors.h"
+#include "python/memory_resource.h"
+#include "python/signature.h"
+
+/* `values` are in the order of the signature; NULL where the default holds. */
+typedef nrm_resource *(*construct_function)(struct module_state *state,
+                                            PyObject **values, void **out_callbacks);
+
+static nrm_resource *
+made(struct module_state *state, nrm_status status, nrm_resource *mr)
+{
+    if (status != NRM_OK) {
+        return (nrm_resource *)errors_raise(state, status);
+    }
+    return mr;
+}
+
+/* ---- sources ---- */
+
+static int
+huge_pages_argument(PyObject *value, nrm_huge_pages *out)
+{
+    static const char *const words[] = {"auto", NULL};
+    int index;
+    if (value == NULL) {
+        *out = NRM_HUGE_PAGES_AUTO;
+        return 0;
+    }
+    if (PyBool_Check(value)) {
+        *out = value == Py_True ? NRM_HUGE_PAGES_ALWAYS : NRM_HUGE_PAGES_NEVER;
+        return 0;
+    }
+    if (!PyUnicode_Check(value)) {
+        PyErr_Format(PyExc_TypeError,
+                     "huge_pages must be 'auto', True or False, not %.100s",
+                     Py_TYPE(value)->tp_name);
+        return -1;
+    }
+    *out = NRM_HUGE_PAGES_AUTO;
+    return arg_choice(value, "huge_pages", words, &index);
+}
+
+static nrm_resource *
+construct_host(struct module_state *state, PyObject **values,
+               void **Py_UNUSED(callbacks))
+{
+    nrm_host_options options = NRM_OPTIONS(nrm_host_options);
+    long node = 0;
+    if (huge_pages_argument(values[0], &options.huge_pages) < 0) {
+        return NULL;
+    }
+    if (!arg_is_none(values[1])) {
+        if (arg_integer(values[1], "numa_node", 0, INT_MAX, &node) < 0) {
+            return NULL;
+        }
+        options.bind_numa = true;
+        options.numa_node = (int)node;
+    }
+    if (values[2] != NULL &&
+        arg_alignment(values[2], "alignment", &options.alignment) < 0) {
+        return NULL;
+    }
+    nrm_resource *mr;
+    nrm_status status = nrm_host_create(&options, &mr);
+    return made(state, status, mr);
+}
+
+static nrm_resource *
+construct_on_device(struct module_state *state, PyObject *device,
+                    bool allow_nonconcurrent,
+                    nrm_status (*create)(const nrm_device_options *, nrm_resource **))
+{
+    nrm_device_options options = NRM_OPTIONS(nrm_device_options);
+    long ordinal = 0;
+    options.allow_nonconcurrent = allow_nonconcurrent;
+    if (!arg_is_none(device)) {
+        if (arg_integer(device, "device", 0, NRM__MAX_DEVICES - 1, &ordinal) < 0) {
+            return NULL;
+        }
+        options.set_device = true;
+        options.device = (int)ordinal;
+    }
+    nrm_resource *mr;
+    nrm_status status = create(&options, &mr);
+    return made(state, status, mr);
+}
+
+static nrm_resource *
+construct_pinned(struct module_state *state, PyObject **values,
+                 void **Py_UNUSED(callbacks))
+{
+    return construct_on_device(state, values[0], false, nrm_pinned_create);
+}
+
+static nrm_resource *
+construct_managed(struct module_state *state, PyObject **values,
+                  void **Py_UNUSED(callbacks))
+{
+    int allow_nonconcurrent = values[1] != NULL ? PyObject_IsTrue(values[1]) : 0;
+    if (allow_nonconcurrent < 0) {
+        return NULL;
+    }
+    return construct_on_device(state, values[0], allow_nonconcurrent != 0,
+                               nrm_managed_create);
+}
+
+static nrm_resource *
+construct_device(struct module_state *state, PyObject **values,
+                 void **Py_UNUSED(callbacks))
+{
+    return construct_on_device(state, values[0], false, nrm_device_create);
+}
+
+static nrm_resource *
+construct_callback(struct module_state *state, PyObject **values, void **out_callbacks)
+{
+    static const char *const kinds[] = {"host", "pinned", "managed", "device", NULL};
+    int kind = NRM_KIND_DEVICE;
+    if (values[2] != NULL && arg_choice(values[2], "kind", kinds, &kind) < 0) {
+        return NULL;
+    }
+    return callback_create(state, values[0], values[1], (nrm_kind)kind, out_callbacks);
+}
+
+/* ---- pools ---- */
+
+/* A size, or a percentage of what memory of the upstream's kind there is. */
+static int
+pool_size_argument(struct module_state *state, nrm_resource *upstream, PyObject *value,
+                   const char *name, size_t *out)
+{
+    double percent;
+    size_t whole, total;
+    if (arg_is_none(value)) {
+        return 0;
+    }
+    if (arg_nbytes_or_percent(value, name, out, &percent) < 0) {
+        return -1;
+    }
+    if (percent < 0) {
+        return 0;
+    }
+    nrm_kind kind = nrm_resource_kind(upstream);
+    if (kind == NRM_KIND_HOST || kind == NRM_KIND_PINNED) {
+        whole = nrm__host_memory_nbytes();
+    }
+    else if (cuda_memory_info(state, nrm_resource_device(upstream), &whole, &total) <
+             0) {
+        return -1;
+    }
+    *out = (size_t)((double)whole * percent / 100);
+    return 0;
+}
+
+static nrm_resource *
+construct_pool(struct module_state *state, PyObject **values,
+               void **Py_UNUSED(callbacks))
+{
+    static const char *const reuse_words[] = {"context", "immediate", NULL};
+    static const char *const exhausted_words[] = {"error", "wait", NULL};
+    nrm_pool_options options = NRM_OPTIONS(nrm_pool_options);
+    int choice;
+    nrm_resource *upstream = memory_resource_get(state, values[0], "upstream_mr");
+    if (upstream == NULL ||
+        pool_size_argument(state, upstream, values[1], "initial_pool_size",
+                           &options.initial_nbytes) < 0 ||
+        pool_size_argument(state, upstream, values[2], "maximum_pool_size",
+                           &options.maximum_nbytes) < 0) {
+        return NULL;
+    }
+    if (!arg_is_none(values[2]) && options.maximum_nbytes == 0) {
+        PyErr_SetString(PyExc_ValueError,
+                        "maximum_pool_size must be more than 0 bytes");
+        return NULL;
+    }
+    if (!arg_is_none(values[3])) {
+        if (arg_choice(values[3], "reuse", reuse_words, &choice) < 0) {
+            return NULL;
+        }
+        options.reuse = choice == 0 ? NRM_REUSE_CONTEXT : NRM_REUSE_IMMEDIATE;
+    }
+    if (!arg_is_none(values[4]) &&
+        arg_nbytes(values[4], "parked_limit", &options.parked_limit) < 0) {
+        return NULL;
+    }
+    if (!arg_is_none(values[5]) &&
+        arg_duration(values[5], "wait_limit", &options.wait_limit_ns) < 0) {
+        return NULL;
+    }
+    if (!arg_is_none(values[6])) {
+        if (arg_choice(values[6], "on_exhausted", exhausted_words, &choice) < 0) {
+            return NULL;
+        }
+        options.on_exhausted = choice == 0 ? NRM_ON_EXHAUSTED_ERROR
+                                           : NRM_ON_EXHAUSTED_WAIT;
+    }
+    nrm_resource *mr;
+    nrm_status status = nrm_pool_create(upstream, &options, &mr);
+    return made(state, status, mr);
+}
+
+/* ---- the table ---- */
+
+#define RESOURCE(c_name, python_name, kind, text, doc) SIGNATURE(#python_name, text),
+static struct signature signatures[RESOURCE_N_CLASSES] = {
+#include "resources.def"
+};
+#undef RESOURCE
+
+#define RESOURCE(c_name, python_name, kind, text, doc) construct_##c_name,
+static const construct_function functions[RESOURCE_N_CLASSES] = {
+#include "resources.def"
+};
+#undef RESOURCE
+
+nrm_resource *
+constructor_call(struct module_state *state, enum resource_class row, PyObject *args,
+                 PyObject *keywords, void **out_callbacks)
+{
+    PyObject *values[SIGNATURE_MAX];
+    if (signature_bind_tuple(&signatures[row], args, keywords, values) < 0) {
+        return NULL;
+    }
+    nrm_resource *mr = functions[row](state, values, out_callbacks);
+    if (mr != NULL) {
+        PyErr_Clear(); /* of a callback that a pool asked again, for less */
+    }
+    return mr;
+}

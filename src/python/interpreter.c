@@ -1,0 +1,120 @@
+/*
+ * The interpreter as the core sees it.
+ *
+ * The core gives the interpreter up around whatever may block. It is called from
+ * threads that hold it, from threads that do not (NumPy's text parser reallocates
+ * without a thread state) and during finalization, when taking it back may never
+ * return. So: detach only when attached, and not at all once our exit hook has run.
+ */
+#include "python/interpreter.h"
+
+#include <stdatomic.h>
+
+#include "core/hooks.h"
+#include "cuda/driver.h"
+
+/* ---- detach and attach ---- */
+
+bool
+interpreter_is_usable(void)
+{
+    return !nrm__is_exiting() && compat_is_attached();
+}
+
+static void *
+detach(void)
+{
+    return interpreter_is_usable() ? PyEval_SaveThread() : NULL;
+}
+
+static void
+attach(void *token)
+{
+    if (token != NULL) {
+        PyEval_RestoreThread(token);
+    }
+}
+
+static const struct nrm__hooks hooks = {.detach = detach, .attach = attach};
+
+/* ---- references that the core drops ---- */
+
+struct dropped {
+    struct dropped *next;
+    PyObject *object;
+};
+
+static _Atomic(struct dropped *) dropped_list;
+
+void
+interpreter_drop_now(void)
+{
+    if (atomic_load_explicit(&dropped_list, memory_order_relaxed) == NULL) {
+        return;
+    }
+    struct dropped *item = atomic_exchange(&dropped_list, NULL);
+    while (item != NULL) {
+        struct dropped *next = item->next;
+        Py_DECREF(item->object);
+        PyMem_RawFree(item);
+        item = next;
+    }
+}
+
+static int
+drop_pending(void *Py_UNUSED(unused))
+{
+    interpreter_drop_now();
+    return 0;
+}
+
+void
+interpreter_drop_later(PyObject *object)
+{
+    if (object == NULL || nrm__is_exiting()) {
+        return; /* nothing is given back any more */
+    }
+    struct dropped *item = PyMem_RawMalloc(sizeof *item);
+    if (item == NULL) {
+        return; /* lost: better than Python code in the middle of the core */
+    }
+    item->object = object;
+    item->next = atomic_load(&dropped_list);
+    while (!atomic_compare_exchange_weak(&dropped_list, &item->next, item)) {
+    }
+    (void)Py_AddPendingCall(drop_pending,
+                            NULL); /* a full queue: the next call of ours */
+}
+
+/* ---- exit ---- */
+
+static PyObject *
+exit_begin(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+{
+    nrm__exit_begin();
+    nrm__cuda_exit_begin();
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef exit_method = {
+    "_exit_begin",
+    exit_begin,
+    METH_NOARGS,
+    PyDoc_STR("The process has begun to end; frees after it are normal."),
+};
+
+int
+interpreter_init(PyObject *module)
+{
+    nrm__hooks_set(&hooks);
+    PyObject *function = PyCFunction_New(&exit_method, module);
+    PyObject *atexit = PyImport_ImportModule("atexit");
+    PyObject *result = NULL;
+    if (function != NULL && atexit != NULL) {
+        result = PyObject_CallMethod(atexit, "register", "O", function);
+    }
+    Py_XDECREF(function);
+    Py_XDECREF(atexit);
+    Py_XDECREF(result);
+    return result == NULL ? -1 : 0;
+}

@@ -1,0 +1,379 @@
+/*
+ * MemoryResource: a Python object over a C resource.
+ *
+ * There is at most one object for each live C resource, so `registry["host"]` is one
+ * object, and `pool.upstream` is the one the pool was made with. A weak table leads
+ * from the C resource to its object. The object keeps its resource, the objects of its
+ * upstreams, and the handlers made over it; the C resource keeps none of these.
+ */
+#include "python/memory_resource.h"
+
+#include <string.h>
+
+#include "core/ops.h"
+#include "python/callback.h"
+#include "python/constructors.h"
+#include "python/errors.h"
+#include "python/resource_methods.h"
+
+/* ---- the table of objects ---- */
+
+/* The object of `mr` if it has one: 1 and a new reference, 0, or -1 with an error. */
+static int
+find_wrapper(PyObject *wrappers, PyObject *key, PyObject **out)
+{
+    PyObject *weakref;
+    *out = NULL;
+    int found = compat_dict_get(wrappers, key, &weakref);
+    if (found <= 0) {
+        return found;
+    }
+    *out = compat_weakref_get(weakref);
+    Py_DECREF(weakref);
+    return *out != NULL;
+}
+
+/*
+ * Enters `self` into the table, unless another thread was faster: the object that is in
+ * it, a new reference. NULL with an error set fails.
+ */
+static PyObject *
+enter(PyObject *wrappers, struct resource_object *self)
+{
+    PyObject *key = PyLong_FromVoidPtr(self->mr);
+    PyObject *weakref = PyWeakref_NewRef((PyObject *)self, NULL);
+    PyObject *result = NULL;
+    if (key != NULL && weakref != NULL) {
+        COMPAT_BEGIN_CRITICAL_SECTION(wrappers);
+        int found = find_wrapper(wrappers, key, &result);
+        if (found == 0 && PyDict_SetItem(wrappers, key, weakref) == 0) {
+            result = Py_NewRef((PyObject *)self);
+        }
+        COMPAT_END_CRITICAL_SECTION();
+    }
+    Py_XDECREF(key);
+    Py_XDECREF(weakref);
+    return result;
+}
+
+/* Takes a dying object out of the table, unless another one has its place by now. */
+static void
+leave(PyObject *wrappers, nrm_resource *mr)
+{
+    PyObject *key = PyLong_FromVoidPtr(mr);
+    PyObject *other = NULL;
+    if (key != NULL) {
+        COMPAT_BEGIN_CRITICAL_SECTION(wrappers);
+        if (find_wrapper(wrappers, key, &other) == 0 &&
+            PyDict_DelItem(wrappers, key) < 0) {
+            PyErr_Clear();
+        }
+        COMPAT_END_CRITICAL_SECTION();
+    }
+    PyErr_Clear();
+    Py_XDECREF(other);
+    Py_XDECREF(key);
+}
+
+/* Fills a new object; steals `mr`, also on failure. */
+static int
+adopt(struct module_state *state, struct resource_object *self, nrm_resource *mr)
+{
+    nrm_resource *upstream = nrm_resource_upstream(mr);
+    self->wrappers = Py_NewRef(state->wrappers);
+    self->mr = mr;
+    self->handlers = PyDict_New();
+    if (self->handlers == NULL) {
+        return -1;
+    }
+    if (upstream != NULL) {
+        self->upstream = memory_resource_wrap(state, upstream);
+        if (self->upstream == NULL) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static PyTypeObject *
+type_of(struct module_state *state, nrm_resource *mr)
+{
+    static const char *const names[] = {
+#define RESOURCE(c_name, python_name, kind, signature, doc) #python_name,
+#include "resources.def"
+#undef RESOURCE
+    };
+    for (int i = 0; i < RESOURCE_N_CLASSES; i++) {
+        if (strcmp(names[i], nrm_resource_class_name(mr)) == 0) {
+            return state->resource_types[i];
+        }
+    }
+    return state->resource_type;
+}
+
+PyObject *
+memory_resource_wrap(struct module_state *state, nrm_resource *mr)
+{
+    PyObject *key = PyLong_FromVoidPtr(mr);
+    PyObject *found = NULL;
+    if (key == NULL || find_wrapper(state->wrappers, key, &found) != 0) {
+        Py_XDECREF(key);
+        return found;
+    }
+    Py_DECREF(key);
+    PyTypeObject *type = type_of(state, mr);
+    struct resource_object *self = (struct resource_object *)type->tp_alloc(type, 0);
+    if (self == NULL) {
+        return NULL;
+    }
+    nrm_resource_retain(mr);
+    PyObject *result = adopt(state, self, mr) == 0 ? enter(state->wrappers, self)
+                                                   : NULL;
+    Py_DECREF(self);
+    return result;
+}
+
+nrm_resource *
+memory_resource_get(struct module_state *state, PyObject *object, const char *name)
+{
+    if (!PyObject_TypeCheck(object, state->resource_type)) {
+        PyErr_Format(PyExc_TypeError, "%s must be a MemoryResource, not %.100s", name,
+                     Py_TYPE(object)->tp_name);
+        return NULL;
+    }
+    nrm_resource *mr = ((struct resource_object *)object)->mr;
+    if (mr == NULL) {
+        PyErr_Format(PyExc_RuntimeError,
+                     "the %.100s is not initialised: its __init__ was not called",
+                     Py_TYPE(object)->tp_name);
+    }
+    return mr;
+}
+
+/* ---- life of an object ---- */
+
+static PyObject *
+base_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(keywords))
+{
+    PyErr_Format(
+        PyExc_TypeError,
+        "%.100s has no constructor: make one of the resources of numpy_rmm.mr, "
+        "such as PoolMemoryResource",
+        type->tp_name);
+    return NULL;
+}
+
+static int
+row_of(struct module_state *state, PyTypeObject *type)
+{
+    int row = 0;
+    while (!PyType_IsSubtype(type, state->resource_types[row])) {
+        row++;
+    }
+    return row;
+}
+
+static int
+resource_init(PyObject *object, PyObject *args, PyObject *keywords)
+{
+    struct resource_object *self = (struct resource_object *)object;
+    struct module_state *state = type_state(Py_TYPE(object));
+    if (state == NULL || errors_begin_call() < 0) {
+        return -1;
+    }
+    if (self->mr != NULL) {
+        PyErr_Format(PyExc_RuntimeError, "the %.100s is initialised already",
+                     Py_TYPE(object)->tp_name);
+        return -1;
+    }
+    int row = row_of(state, Py_TYPE(object));
+    nrm_resource *mr = constructor_call(state, row, args, keywords, &self->callbacks);
+    if (mr == NULL) {
+        return -1;
+    }
+    PyObject *entered = adopt(state, self, mr) == 0 ? enter(state->wrappers, self)
+                                                    : NULL;
+    Py_XDECREF(entered);
+    return entered == NULL ? -1 : 0;
+}
+
+/*
+ * Gives up the C resource. It may die here, and with it give memory back to the Python
+ * functions of a callback resource: what they raise has nowhere to go.
+ */
+static void
+release(struct resource_object *self)
+{
+    nrm_resource *mr = self->mr;
+    if (mr == NULL) {
+        return;
+    }
+    PyObject *pending = compat_take_error();
+    self->mr = NULL;
+    leave(self->wrappers, mr);
+    nrm_resource_release(mr);
+    if (PyErr_Occurred()) {
+        PyErr_WriteUnraisable(NULL);
+    }
+    compat_restore_error(pending);
+}
+
+/* Only the object holds the resource: then what that holds can be reached from here. */
+static bool
+is_sole_owner(struct resource_object *self)
+{
+    return self->mr != NULL && self->callbacks != NULL &&
+           atomic_load_explicit(&self->mr->refcount, memory_order_acquire) == 1;
+}
+
+static int
+resource_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    struct resource_object *self = (struct resource_object *)object;
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(self->upstream);
+    Py_VISIT(self->handlers);
+    Py_VISIT(self->wrappers);
+    return is_sole_owner(self) ? callback_traverse(self->callbacks, visit, arg) : 0;
+}
+
+/* Blocks keep the C resource alive, so nothing that is freed later misses it. */
+static int
+resource_clear(PyObject *object)
+{
+    struct resource_object *self = (struct resource_object *)object;
+    if (is_sole_owner(self)) {
+        release(self);
+    }
+    Py_CLEAR(self->handlers);
+    Py_CLEAR(self->upstream);
+    return 0;
+}
+
+static void
+resource_dealloc(PyObject *object)
+{
+    struct resource_object *self = (struct resource_object *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    PyObject_GC_UnTrack(object);
+    if (self->weakrefs != NULL) {
+        PyObject_ClearWeakRefs(object);
+    }
+    Py_CLEAR(self->handlers);
+    release(self);
+    Py_CLEAR(self->upstream);
+    Py_CLEAR(self->wrappers);
+    type->tp_free(object);
+    Py_DECREF(type);
+}
+
+/* ---- types ---- */
+
+static PyMemberDef resource_members[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(struct resource_object, weakrefs),
+     READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+#define BASE_DOC                                                                       \
+    "Anything that allocates and deallocates: a source, a pool or an adaptor.\n\n"     \
+    "The base class of the resources of :mod:`numpy_rmm.mr`; it has no constructor.\n" \
+    "Resources are thread-safe, and live as long as any block of theirs."
+
+static PyType_Slot base_slots[] = {
+    {Py_tp_doc, (void *)BASE_DOC},     {Py_tp_new, base_new},
+    {Py_tp_dealloc, resource_dealloc}, {Py_tp_traverse, resource_traverse},
+    {Py_tp_clear, resource_clear},     {Py_tp_repr, resource_repr},
+    {Py_tp_methods, resource_methods}, {Py_tp_getset, resource_getset},
+    {Py_tp_members, resource_members}, {0, NULL},
+};
+
+static PyType_Spec base_spec = {
+    .name = "numpy_rmm.mr.MemoryResource",
+    .basicsize = sizeof(struct resource_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC |
+             Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = base_slots,
+};
+
+#define RESOURCE(c_name, python_name, kind, signature, doc)                            \
+    {"numpy_rmm.mr." #python_name, #python_name "(" signature ")\n--\n\n" doc, kind,   \
+     #c_name, signature},
+
+static const struct row {
+    const char *full_name;
+    const char *doc;
+    const char *kind;
+    const char *c_name;
+    const char *signature;
+} rows[RESOURCE_N_CLASSES] = {
+#include "resources.def"
+};
+#undef RESOURCE
+
+static PyTypeObject *
+make_type(PyObject *module, PyTypeObject *base, const struct row *row)
+{
+    PyType_Slot slots[] = {
+        {Py_tp_doc, (void *)row->doc},
+        {Py_tp_new, PyType_GenericNew},
+        {Py_tp_init, resource_init},
+        {0, NULL},
+    };
+    PyType_Spec spec = {
+        .name = row->full_name,
+        .basicsize = sizeof(struct resource_object),
+        .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+        .slots = slots,
+    };
+    PyObject *type = PyType_FromModuleAndSpec(module, &spec, (PyObject *)base);
+    if (type != NULL && PyModule_AddType(module, (PyTypeObject *)type) < 0) {
+        Py_CLEAR(type);
+    }
+    return (PyTypeObject *)type;
+}
+
+int
+memory_resource_init(PyObject *module)
+{
+    struct module_state *state = module_state(module);
+    state->wrappers = PyDict_New();
+    state->resource_type =
+        (PyTypeObject *)PyType_FromModuleAndSpec(module, &base_spec, NULL);
+    if (state->wrappers == NULL || state->resource_type == NULL ||
+        PyModule_AddType(module, state->resource_type) < 0) {
+        return -1;
+    }
+    for (int i = 0; i < RESOURCE_N_CLASSES; i++) {
+        state->resource_types[i] = make_type(module, state->resource_type, &rows[i]);
+        if (state->resource_types[i] == NULL) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* ---- the rows, for tests and documentation ---- */
+
+static PyObject *
+resource_rows(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+{
+    PyObject *list = PyList_New(0);
+    for (int i = 0; list != NULL && i < RESOURCE_N_CLASSES; i++) {
+        PyObject *item = Py_BuildValue("(ssss)", rows[i].c_name,
+                                       strrchr(rows[i].full_name, '.') + 1,
+                                       rows[i].kind, rows[i].signature);
+        if (item == NULL || PyList_Append(list, item) < 0) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(item);
+    }
+    return list;
+}
+
+PyMethodDef memory_resource_functions[] = {
+    {"_resource_rows", resource_rows, METH_NOARGS,
+     PyDoc_STR("_resource_rows($module)\n--\n\n"
+               "The rows of resources.def: (C name, Python name, kind, signature).")},
+    {NULL, NULL, 0, NULL},
+};

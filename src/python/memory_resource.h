@@ -1,0 +1,34 @@
+/* MemoryResource and its subclasses: Python objects over C resources. */
+#ifndef NRM_PYTHON_MEMORY_RESOURCE_H
+#define NRM_PYTHON_MEMORY_RESOURCE_H
+
+#include <Python.h>
+
+#include "nrm/resource.h"
+#include "python/state.h"
+
+struct resource_object {
+    PyObject_HEAD nrm_resource *mr; /* owned; NULL before __init__ */
+    PyObject *upstream;             /* its MemoryResource; NULL: a source */
+    PyObject *handlers;             /* (threshold, fallback, immortal) -> Handler */
+    PyObject *wrappers; /* the table of module_state, which this object leaves */
+    void *callbacks;    /* of a callback resource, see callback.h; else NULL */
+    PyObject *weakrefs;
+};
+
+int memory_resource_init(PyObject *module);
+
+/*
+ * The one object of a C resource; made if there is none. Borrows `mr`; a new reference,
+ * or NULL with an error set.
+ */
+PyObject *memory_resource_wrap(struct module_state *state, nrm_resource *mr);
+
+/* Borrowed from `object`; NULL with a TypeError: it is no MemoryResource. */
+nrm_resource *memory_resource_get(struct module_state *state, PyObject *object,
+                                  const char *name);
+
+/* _resource_rows() */
+extern PyMethodDef memory_resource_functions[];
+
+#endif

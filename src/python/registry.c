@@ -1,0 +1,332 @@
+/*
+ * Names and devices to resources.
+ *
+ * The tables live in the core. What is looked up or bound here is also kept as a Python
+ * object, so that a name gives the same object, subclass and all, as long as it is
+ * bound.
+ */
+#include "python/registry.h"
+
+#include "cuda/device.h"
+#include "nrm/registry.h"
+#include "python/args.h"
+#include "python/cuda_query.h"
+#include "python/errors.h"
+#include "python/memory_resource.h"
+#include "python/signature.h"
+
+int
+registry_init(PyObject *module)
+{
+    struct module_state *state = module_state(module);
+    state->registered = PyDict_New();
+    return state->registered == NULL ? -1 : 0;
+}
+
+/* ---- keeping objects ---- */
+
+/* The object of `mr`, kept under `key` from now on. Steals the reference to `mr`. */
+static PyObject *
+keep(struct module_state *state, PyObject *key, nrm_resource *mr)
+{
+    PyObject *object = memory_resource_wrap(state, mr);
+    nrm_resource_release(mr);
+    if (object != NULL && PyDict_SetItem(state->registered, key, object) < 0) {
+        Py_CLEAR(object);
+    }
+    return object;
+}
+
+static int
+forget(struct module_state *state, PyObject *key)
+{
+    PyObject *kept = NULL;
+    int found = compat_dict_get(state->registered, key, &kept);
+    if (found > 0 && PyDict_DelItem(state->registered, key) < 0) {
+        PyErr_Clear(); /* another thread was faster */
+    }
+    Py_XDECREF(kept);
+    return found < 0 ? -1 : 0;
+}
+
+/* Devices are looked up again: their objects are made anew when asked for. */
+static bool
+is_bound(PyObject *key, PyObject *object)
+{
+    const char *name = PyUnicode_Check(key) ? PyUnicode_AsUTF8(key) : NULL;
+    nrm_resource *mr = name != NULL ? nrm_registry_peek(name) : NULL;
+    nrm_resource_release(mr);
+    return mr != NULL && mr == ((struct resource_object *)object)->mr;
+}
+
+int
+registry_prune(struct module_state *state)
+{
+    PyObject *items = PyDict_Items(state->registered);
+    for (Py_ssize_t i = 0; items != NULL && i < PyList_GET_SIZE(items); i++) {
+        PyObject *pair = PyList_GET_ITEM(items, i);
+        PyObject *key = PyTuple_GET_ITEM(pair, 0);
+        if (!is_bound(key, PyTuple_GET_ITEM(pair, 1)) && forget(state, key) < 0) {
+            Py_CLEAR(items);
+        }
+    }
+    Py_XDECREF(items);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* ---- names ---- */
+
+static PyObject *
+registry_get(PyObject *module, PyObject *name)
+{
+    struct module_state *state = module_state(module);
+    const char *text = arg_text(name, "name");
+    nrm_resource *mr;
+    if (text == NULL || errors_begin_call() < 0) {
+        return NULL;
+    }
+    nrm_status status = nrm_registry_get(text, &mr);
+    return status == NRM_OK ? keep(state, name, mr) : errors_raise(state, status);
+}
+
+static PyObject *
+registry_set(PyObject *module, PyObject *const *args, Py_ssize_t n_args,
+             PyObject *names)
+{
+    static struct signature signature = SIGNATURE("_registry_set", "name, resource");
+    struct module_state *state = module_state(module);
+    PyObject *values[2];
+    if (signature_bind(&signature, args, n_args, names, values) < 0) {
+        return NULL;
+    }
+    const char *text = arg_text(values[0], "name");
+    nrm_resource *mr = text == NULL ? NULL
+                                    : memory_resource_get(state, values[1], "resource");
+    if (mr == NULL || errors_begin_call() < 0) {
+        return NULL;
+    }
+    nrm_status status = nrm_registry_set(text, mr);
+    if (status != NRM_OK) {
+        return errors_raise(state, status);
+    }
+    if (PyDict_SetItem(state->registered, values[0], values[1]) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+registry_delete(PyObject *module, PyObject *name)
+{
+    struct module_state *state = module_state(module);
+    const char *text = arg_text(name, "name");
+    if (text == NULL || errors_begin_call() < 0) {
+        return NULL;
+    }
+    nrm_status status = nrm_registry_delete(text);
+    if (status != NRM_OK) {
+        return errors_raise(state, status);
+    }
+    if (forget(state, name) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+registry_names(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+{
+    char name[65];
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0;
+         list != NULL && nrm_registry_name(i, name, sizeof name) == NRM_OK; i++) {
+        PyObject *item = PyUnicode_FromString(name);
+        if (item == NULL || PyList_Append(list, item) < 0) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(item);
+    }
+    return list;
+}
+
+static PyObject *
+registry_contains(PyObject *Py_UNUSED(module), PyObject *name)
+{
+    if (!PyUnicode_Check(name)) {
+        Py_RETURN_FALSE;
+    }
+    const char *text = PyUnicode_AsUTF8(name);
+    return text == NULL ? NULL : PyBool_FromLong(nrm_registry_contains(text));
+}
+
+static PyObject *
+registry_needs_cuda(PyObject *Py_UNUSED(module), PyObject *name)
+{
+    const char *text = arg_text(name, "name");
+    return text == NULL ? NULL : PyBool_FromLong(nrm_registry_needs_cuda(text));
+}
+
+/* The resource under a name if it was made already, else None. */
+static PyObject *
+registry_peek(PyObject *module, PyObject *name)
+{
+    const char *text = arg_text(name, "name");
+    if (text == NULL) {
+        return NULL;
+    }
+    nrm_resource *mr = nrm_registry_peek(text);
+    if (mr == NULL) {
+        Py_RETURN_NONE;
+    }
+    return keep(module_state(module), name, mr);
+}
+
+/* ---- devices ---- */
+
+static PyObject *
+get_for_device(struct module_state *state, int device)
+{
+    nrm_resource *mr;
+    nrm_status status = nrm_get_per_device_resource(device, &mr);
+    if (status != NRM_OK) {
+        return errors_raise(state, status);
+    }
+    PyObject *key = PyLong_FromLong(device);
+    if (key == NULL) {
+        nrm_resource_release(mr);
+        return NULL;
+    }
+    PyObject *object = keep(state, key, mr);
+    Py_DECREF(key);
+    return object;
+}
+
+/* `object` None restores the default. */
+static PyObject *
+set_for_device(struct module_state *state, int device, PyObject *object)
+{
+    nrm_resource *mr = NULL;
+    if (object != Py_None) {
+        mr = memory_resource_get(state, object, "mr");
+        if (mr == NULL) {
+            return NULL;
+        }
+    }
+    nrm_status status = nrm_set_per_device_resource(device, mr);
+    if (status != NRM_OK) {
+        return errors_raise(state, status);
+    }
+    PyObject *key = PyLong_FromLong(device);
+    int result = -1;
+    if (key != NULL) {
+        result = mr != NULL ? PyDict_SetItem(state->registered, key, object)
+                            : forget(state, key);
+        Py_DECREF(key);
+    }
+    return result < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+static int
+device_argument(PyObject *value, int *out)
+{
+    long device;
+    if (arg_integer(value, "device", 0, NRM__MAX_DEVICES - 1, &device) < 0) {
+        return -1;
+    }
+    *out = (int)device;
+    return 0;
+}
+
+static PyObject *
+get_per_device_resource(PyObject *module, PyObject *value)
+{
+    int device;
+    if (errors_begin_call() < 0 || device_argument(value, &device) < 0) {
+        return NULL;
+    }
+    return get_for_device(module_state(module), device);
+}
+
+#define SET_DEVICE_TEXT "device, mr"
+
+static PyObject *
+set_per_device_resource(PyObject *module, PyObject *const *args, Py_ssize_t n_args,
+                        PyObject *names)
+{
+    static struct signature signature =
+        SIGNATURE("set_per_device_resource", SET_DEVICE_TEXT);
+    PyObject *values[2];
+    int device;
+    if (errors_begin_call() < 0 ||
+        signature_bind(&signature, args, n_args, names, values) < 0 ||
+        device_argument(values[0], &device) < 0) {
+        return NULL;
+    }
+    return set_for_device(module_state(module), device, values[1]);
+}
+
+static PyObject *
+get_current_device_resource(PyObject *module, PyObject *Py_UNUSED(unused))
+{
+    return errors_begin_call() < 0
+               ? NULL
+               : get_for_device(module_state(module), cuda_current_device());
+}
+
+static PyObject *
+set_current_device_resource(PyObject *module, PyObject *mr)
+{
+    return errors_begin_call() < 0
+               ? NULL
+               : set_for_device(module_state(module), cuda_current_device(), mr);
+}
+
+PyMethodDef registry_methods[] = {
+    {"_registry_get", registry_get, METH_O,
+     PyDoc_STR(
+         "_registry_get($module, name, /)\n--\n\nThe resource; made if need be.")},
+    {"_registry_set", (PyCFunction)(void (*)(void))registry_set,
+     METH_FASTCALL | METH_KEYWORDS,
+     PyDoc_STR("_registry_set($module, name, resource)\n--\n\nBind a name.")},
+    {"_registry_delete", registry_delete, METH_O,
+     PyDoc_STR("_registry_delete($module, name, /)\n--\n\nUnbind a name.")},
+    {"_registry_names", registry_names, METH_NOARGS,
+     PyDoc_STR("_registry_names($module)\n--\n\nAll names, in order of registration.")},
+    {"_registry_contains", registry_contains, METH_O,
+     PyDoc_STR("_registry_contains($module, name, /)\n--\n\nWhether it is a name.")},
+    {"_registry_needs_cuda", registry_needs_cuda, METH_O,
+     PyDoc_STR("_registry_needs_cuda($module, name, /)\n--\n\nWhether it needs CUDA.")},
+    {"_registry_peek", registry_peek, METH_O,
+     PyDoc_STR("_registry_peek($module, name, /)\n--\n\n"
+               "The resource if it was made already, else None.")},
+    {"get_per_device_resource", get_per_device_resource, METH_O,
+     PyDoc_STR(
+         "get_per_device_resource($module, device, /)\n--\n\n"
+         "The current resource of a device.\n\n"
+         "Parameters\n----------\ndevice : int\n    Ordinal.\n\n"
+         "Returns\n-------\nMemoryResource\n"
+         "    The pool named 'device', unless another one was set. (RMM's default is\n"
+         "    the bare source, which calls the driver for each allocation.)\n\n"
+         "Raises\n------\n"
+         "CudaUnavailableError\n    When no CUDA device can be expected here.\n")},
+    {"set_per_device_resource", (PyCFunction)(void (*)(void))set_per_device_resource,
+     METH_FASTCALL | METH_KEYWORDS,
+     SIGNATURE_DOC(
+         "set_per_device_resource", "$module, ", SET_DEVICE_TEXT,
+         "Set the current resource of a device.\n\n"
+         "Parameters\n----------\n"
+         "device : int\n    Ordinal.\n"
+         "mr : MemoryResource or None\n"
+         "    Of memory that the device can use; None restores the default.\n\n"
+         "Raises\n------\n"
+         "ValueError\n    For a resource of ordinary host memory.\n")},
+    {"get_current_device_resource", get_current_device_resource, METH_NOARGS,
+     PyDoc_STR("get_current_device_resource($module)\n--\n\n"
+               "The current resource of the current device; see\n"
+               ":func:`get_per_device_resource`.")},
+    {"set_current_device_resource", set_current_device_resource, METH_O,
+     PyDoc_STR("set_current_device_resource($module, mr, /)\n--\n\n"
+               "Set the current resource of the current device; see\n"
+               ":func:`set_per_device_resource`.")},
+    {NULL, NULL, 0, NULL},
+};

@@ -1,0 +1,17 @@
+/* The registry of named resources, and the current resource of each device. */
+#ifndef NRM_PYTHON_REGISTRY_H
+#define NRM_PYTHON_REGISTRY_H
+
+#include <Python.h>
+
+#include "python/state.h"
+
+int registry_init(PyObject *module);
+
+/* Lets go of objects whose name or device stands for something else by now. */
+int registry_prune(struct module_state *state);
+
+/* What numpy_rmm/_registry.py is made of, and the functions on devices. */
+extern PyMethodDef registry_methods[];
+
+#endif

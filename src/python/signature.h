@@ -1,0 +1,45 @@
+/*
+ * Arguments of functions, bound as their text signature says: the one text makes the
+ * parser, __text_signature__ and the messages of TypeErrors.
+ */
+#ifndef NRM_PYTHON_SIGNATURE_H
+#define NRM_PYTHON_SIGNATURE_H
+
+#include <Python.h>
+
+#include <stdatomic.h>
+
+#include "python/compat.h"
+
+enum { SIGNATURE_MAX = 12, SIGNATURE_NAME_MAX = 24 };
+
+/* Statically made with SIGNATURE; what is read from the text is filled at first use. */
+struct signature {
+    const char *function; /* its name, for messages */
+    const char *text;     /* "nbytes, stream=..., *, alignment=None" */
+    atomic_bool is_read;
+    int n_names;
+    int n_positional_only;
+    int n_positional; /* may be given by position */
+    int n_required;   /* the first ones have no default */
+    char names[SIGNATURE_MAX][SIGNATURE_NAME_MAX];
+};
+
+#define SIGNATURE(function_, text_) {.function = (function_), .text = (text_)}
+
+/* The docstring of a function or method: NumPy-style text behind its signature. */
+#define SIGNATURE_DOC(function, self_and, text, doc)                                   \
+    PyDoc_STR(function "(" self_and text ")\n--\n\n" doc)
+
+/*
+ * Binds vectorcall arguments: values[i] is borrowed, NULL where the default holds. -1
+ * with a TypeError set.
+ */
+int signature_bind(struct signature *self, PyObject *const *args, Py_ssize_t n_args,
+                   PyObject *keyword_names, PyObject **values);
+
+/* The same for tp_init. */
+int signature_bind_tuple(struct signature *self, PyObject *args, PyObject *keywords,
+                         PyObject **values);
+
+#endif

@@ -1,0 +1,57 @@
+/*
+ * What the module owns. Only Python-level calls read it: a NEP 49 function runs after
+ * it is cleared.
+ */
+#ifndef NRM_PYTHON_STATE_H
+#define NRM_PYTHON_STATE_H
+
+#include <Python.h>
+
+#include "python/compat.h"
+
+/* One number for each row of resources.def. */
+enum resource_class {
+#define RESOURCE(c_name, python_name, kind, signature, doc) RESOURCE_##c_name,
+#include "resources.def"
+#undef RESOURCE
+    RESOURCE_N_CLASSES
+};
+
+struct module_state {
+    PyTypeObject *handler_type;
+    PyTypeObject *stream_type;
+    PyTypeObject *resource_type; /* MemoryResource */
+    PyTypeObject *resource_types[RESOURCE_N_CLASSES];
+    PyTypeObject *statistics_type;
+    PyTypeObject *error_info_type;
+    PyTypeObject *array_info_type;
+
+    PyObject *out_of_memory_error;
+    PyObject *cuda_error;
+    PyObject *cuda_unavailable_error;
+
+    PyObject *default_stream; /* the Stream constants */
+    PyObject *legacy_default_stream;
+    PyObject *per_thread_default_stream;
+
+    PyObject *wrappers;   /* address of a C resource -> weak reference of its object */
+    PyObject *registered; /* name or device -> the object in the registry, kept alive */
+};
+
+extern struct PyModuleDef core_module;
+
+static inline struct module_state *
+module_state(PyObject *module)
+{
+    return PyModule_GetState(module);
+}
+
+/* Of the module that defines `type`, or a base of it. NULL with an error set. */
+static inline struct module_state *
+type_state(PyTypeObject *type)
+{
+    PyObject *module = PyType_GetModuleByDef(type, &core_module);
+    return module != NULL ? PyModule_GetState(module) : NULL;
+}
+
+#endif

@@ -1,0 +1,330 @@
+/*
+ * Stream: a handle, and what keeps the stream behind it alive.
+ *
+ * A handle means nothing once its stream is destroyed: the driver gives it to the next
+ * one. So a Stream made from another library's object holds that object. The handle of
+ * the per-thread default stream means another stream in each thread: Stream(2) belongs
+ * to the thread that makes it, while the constant means the thread that uses it.
+ */
+#include "python/stream.h"
+
+#include "python/args.h"
+#include "python/errors.h"
+#include "python/interpreter.h"
+#include "python/signature.h"
+
+struct stream_object {
+    PyObject_HEAD nrm_stream
+        *stream; /* owned; NULL: the per-thread default stream of whoever uses it */
+};
+
+#define STREAM_TEXT "obj"
+
+/* ---- from other objects ---- */
+
+/* The handle that `object.__cuda_stream__()` gives: (version, handle). */
+static int
+handle_from_protocol(PyObject *object, uintptr_t *out)
+{
+    PyObject *pair = PyObject_CallMethod(object, "__cuda_stream__", NULL);
+    if (pair == NULL) {
+        return -1;
+    }
+    long version;
+    int result = -1;
+    if (!PyTuple_Check(pair) || PyTuple_GET_SIZE(pair) != 2) {
+        PyErr_Format(
+            PyExc_TypeError,
+            "__cuda_stream__() of %.100s must return (version, handle), not %R",
+            Py_TYPE(object)->tp_name, pair);
+    }
+    else if (arg_integer(PyTuple_GET_ITEM(pair, 0), "the version of __cuda_stream__", 0,
+                         0, &version) == 0) {
+        result = arg_address(PyTuple_GET_ITEM(pair, 1), "the handle of __cuda_stream__",
+                             out);
+    }
+    Py_DECREF(pair);
+    return result;
+}
+
+static void
+drop(void *keepalive)
+{
+    interpreter_drop_later(keepalive);
+}
+
+/* `keepalive` is borrowed and may be NULL. */
+static nrm_stream *
+stream_of_handle(struct module_state *state, uintptr_t handle, PyObject *keepalive)
+{
+    nrm_stream *stream = NULL;
+    nrm_status status = NRM_OK;
+    if (handle == NRM_STREAM_HANDLE_DEFAULT) {
+        return nrm_stream_default();
+    }
+    if (handle == NRM_STREAM_HANDLE_LEGACY) {
+        return nrm_stream_legacy();
+    }
+    if (handle == NRM_STREAM_HANDLE_PER_THREAD) {
+        status = nrm_stream_per_thread(&stream);
+    }
+    else {
+        Py_XINCREF(keepalive);
+        status = nrm_stream_wrap(handle, keepalive, keepalive != NULL ? drop : NULL,
+                                 &stream);
+        if (status != NRM_OK) {
+            Py_XDECREF(keepalive);
+        }
+    }
+    return status == NRM_OK ? stream : (nrm_stream *)errors_raise(state, status);
+}
+
+static nrm_stream *
+stream_of_object(struct module_state *state, PyObject *object, const char *allowed)
+{
+    uintptr_t handle;
+    if (PyObject_TypeCheck(object, state->stream_type)) {
+        nrm_stream *stream = ((struct stream_object *)object)->stream;
+        if (stream == NULL) {
+            return stream_of_handle(state, NRM_STREAM_HANDLE_PER_THREAD, NULL);
+        }
+        nrm_stream_retain(stream);
+        return stream;
+    }
+    if (!PyObject_HasAttrString(object, "__cuda_stream__")) {
+        PyErr_Format(PyExc_TypeError, "%s, not %.100s", allowed,
+                     Py_TYPE(object)->tp_name);
+        return NULL;
+    }
+    if (handle_from_protocol(object, &handle) < 0) {
+        return NULL;
+    }
+    return stream_of_handle(state, handle, object);
+}
+
+nrm_stream *
+stream_get(struct module_state *state, PyObject *object)
+{
+    if (object == NULL) {
+        return nrm_stream_default();
+    }
+    return stream_of_object(state, object,
+                            "stream must be a Stream or an object with __cuda_stream__ "
+                            "(a handle becomes one by Stream(handle))");
+}
+
+/* ---- the type ---- */
+
+static PyObject *
+make(PyTypeObject *type, nrm_stream *stream)
+{
+    struct stream_object *self = (struct stream_object *)type->tp_alloc(type, 0);
+    if (self == NULL) {
+        nrm_stream_release(stream);
+        return NULL;
+    }
+    self->stream = stream;
+    return (PyObject *)self;
+}
+
+PyObject *
+stream_wrap(struct module_state *state, nrm_stream *stream)
+{
+    if (stream == NULL || stream == nrm_stream_default()) {
+        return Py_NewRef(state->default_stream);
+    }
+    if (stream == nrm_stream_legacy()) {
+        return Py_NewRef(state->legacy_default_stream);
+    }
+    nrm_stream_retain(stream);
+    return make(state->stream_type, stream);
+}
+
+static PyObject *
+stream_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
+{
+    static struct signature signature = SIGNATURE("Stream", STREAM_TEXT);
+    PyObject *values[1];
+    uintptr_t handle;
+    nrm_stream *stream = NULL;
+    struct module_state *state = type_state(type);
+    if (state == NULL || errors_begin_call() < 0 ||
+        signature_bind_tuple(&signature, args, keywords, values) < 0) {
+        return NULL;
+    }
+    if (!PyIndex_Check(values[0])) {
+        stream =
+            stream_of_object(state, values[0],
+                             "obj must be a handle (int), a Stream or an object with "
+                             "__cuda_stream__");
+    }
+    else if (arg_address(values[0], "obj", &handle) == 0) {
+        stream = stream_of_handle(state, handle, NULL);
+    }
+    return stream == NULL ? NULL : make(type, stream);
+}
+
+static void
+stream_dealloc(PyObject *object)
+{
+    PyTypeObject *type = Py_TYPE(object);
+    nrm_stream_release(((struct stream_object *)object)->stream);
+    type->tp_free(object);
+    Py_DECREF(type);
+}
+
+static uintptr_t
+handle_of(PyObject *object)
+{
+    nrm_stream *stream = ((struct stream_object *)object)->stream;
+    return stream != NULL ? nrm_stream_handle(stream) : NRM_STREAM_HANDLE_PER_THREAD;
+}
+
+static PyObject *
+handle_get(PyObject *object, void *Py_UNUSED(closure))
+{
+    return PyLong_FromVoidPtr((void *)handle_of(object));
+}
+
+static PyObject *
+cuda_stream(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    return Py_BuildValue("iN", 0, handle_get(object, NULL));
+}
+
+static PyObject *
+is_default(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    return PyBool_FromLong(handle_of(object) == NRM_STREAM_HANDLE_DEFAULT);
+}
+
+static PyObject *
+synchronize(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    struct module_state *state = type_state(Py_TYPE(object));
+    if (state == NULL || errors_begin_call() < 0) {
+        return NULL;
+    }
+    nrm_stream *stream = stream_get(state, object);
+    if (stream == NULL) {
+        return NULL;
+    }
+    nrm_status status = nrm_stream_synchronize(stream);
+    nrm_stream_release(stream);
+    if (status != NRM_OK) {
+        return errors_raise(state, status);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+stream_repr(PyObject *object)
+{
+    static const char *const constants[] = {"DEFAULT_STREAM", "LEGACY_DEFAULT_STREAM",
+                                            "PER_THREAD_DEFAULT_STREAM"};
+    uintptr_t handle = handle_of(object);
+    if (handle <= NRM_STREAM_HANDLE_PER_THREAD) {
+        return PyUnicode_FromFormat("<Stream %s>", constants[handle]);
+    }
+    return PyUnicode_FromFormat("<Stream %p>", (void *)handle);
+}
+
+static PyObject *
+stream_compare(PyObject *object, PyObject *other, int op)
+{
+    if ((op != Py_EQ && op != Py_NE) || Py_TYPE(object) != Py_TYPE(other)) {
+        Py_RETURN_NOTIMPLEMENTED;
+    }
+    bool equal = handle_of(object) == handle_of(other);
+    return PyBool_FromLong(op == Py_EQ ? equal : !equal);
+}
+
+static Py_hash_t
+stream_hash(PyObject *object)
+{
+    Py_hash_t hash = (Py_hash_t)(handle_of(object) >> 4 ^ handle_of(object));
+    return hash == -1 ? -2 : hash;
+}
+
+static PyObject *
+stream_reduce(PyObject *Py_UNUSED(object), PyObject *Py_UNUSED(unused))
+{
+    PyErr_SetString(PyExc_TypeError,
+                    "a Stream cannot be pickled or copied: it belongs to this process");
+    return NULL;
+}
+
+static PyMethodDef stream_methods[] = {
+    {"synchronize", synchronize, METH_NOARGS,
+     PyDoc_STR("synchronize($self)\n--\n\n"
+               "Wait until all work submitted to the stream is done.\n\n"
+               "Raises\n------\n"
+               "CudaError\n    When that work, or the driver, failed.\n")},
+    {"is_default", is_default, METH_NOARGS,
+     PyDoc_STR("is_default($self)\n--\n\nWhether this is DEFAULT_STREAM.")},
+    {"__cuda_stream__", cuda_stream, METH_NOARGS,
+     PyDoc_STR("__cuda_stream__($self)\n--\n\n"
+               "The CUDA stream protocol: (version 0, handle).")},
+    {"__reduce__", stream_reduce, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef stream_getset[] = {
+    {"handle", handle_get, NULL, PyDoc_STR("The driver's handle, an int."), NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot stream_slots[] = {
+    {Py_tp_doc,
+     (void *)PyDoc_STR(
+         "Stream(" STREAM_TEXT ")\n--\n\n"
+         "A CUDA stream that exists already: the order in which memory is "
+         "used.\n\n"
+         "Parameters\n----------\n"
+         "obj : int, Stream or object with ``__cuda_stream__``\n"
+         "    A handle, whose stream the caller keeps alive; or an object of\n"
+         "    another library, which the Stream keeps alive.\n\n"
+         "Raises\n------\n"
+         "TypeError\n    For anything else, also None.\n\n"
+         "Examples\n--------\n"
+         ">>> import numpy_rmm\n"
+         ">>> numpy_rmm.Stream(0) == numpy_rmm.DEFAULT_STREAM\n"
+         "True\n")},
+    {Py_tp_new, stream_new},
+    {Py_tp_dealloc, stream_dealloc},
+    {Py_tp_repr, stream_repr},
+    {Py_tp_richcompare, stream_compare},
+    {Py_tp_hash, stream_hash},
+    {Py_tp_methods, stream_methods},
+    {Py_tp_getset, stream_getset},
+    {0, NULL},
+};
+
+static PyType_Spec stream_spec = {
+    .name = "numpy_rmm.Stream",
+    .basicsize = sizeof(struct stream_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = stream_slots,
+};
+
+int
+stream_init(PyObject *module)
+{
+    struct module_state *state = module_state(module);
+    state->stream_type =
+        (PyTypeObject *)PyType_FromModuleAndSpec(module, &stream_spec, NULL);
+    if (state->stream_type == NULL ||
+        PyModule_AddType(module, state->stream_type) < 0) {
+        return -1;
+    }
+    state->default_stream = make(state->stream_type, nrm_stream_default());
+    state->legacy_default_stream = make(state->stream_type, nrm_stream_legacy());
+    state->per_thread_default_stream = make(state->stream_type, NULL);
+    if (PyModule_AddObjectRef(module, "DEFAULT_STREAM", state->default_stream) < 0 ||
+        PyModule_AddObjectRef(module, "LEGACY_DEFAULT_STREAM",
+                              state->legacy_default_stream) < 0) {
+        return -1;
+    }
+    return PyModule_AddObjectRef(module, "PER_THREAD_DEFAULT_STREAM",
+                                 state->per_thread_default_stream);
+}

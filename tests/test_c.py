@@ -1,0 +1,115 @@
+"""The C tests: every program of tests/c, built once a session and run here.
+
+NUMPY_RMM_TEST_SANITIZE=address,undefined (or thread) builds them with that sanitizer,
+CC chooses the compiler. The build is kept in build/ and updated, so a second run is
+quick.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SANITIZE = os.environ.get("NUMPY_RMM_TEST_SANITIZE", "")
+TOPICS = sorted(path.stem for path in (ROOT / "tests" / "c").glob("test_*.c"))
+MESON = [sys.executable, "-m", "mesonbuild.mesonmain"]
+
+
+def run(command: list[str | Path]) -> None:
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
+    if done.returncode != 0:
+        pytest.fail(f"{' '.join(map(str, command))}\n{done.stdout}", pytrace=False)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Two test runs in one checkout must not build in one directory at the same
+    time."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture(scope="session")
+def programs() -> Path:
+    """The directory of the built test programs."""
+    flags = [os.environ.get(name) for name in ("CC", "CFLAGS", "LDFLAGS")]
+    key = f"{sys.executable} {flags} {SANITIZE}"
+    digest = hashlib.sha256(key.encode()).hexdigest()[:8]
+    build = ROOT / "build" / f"c-tests-{digest}"
+    build.mkdir(parents=True, exist_ok=True)
+    setup: list[str | Path] = [*MESON, "setup", "-Dtests=true", "-Dslow_asserts=true"]
+    if SANITIZE:
+        setup += [f"-Db_sanitize={SANITIZE}", "-Db_lundef=false"]
+    with locked(build.parent / f"{build.name}.lock"):
+        if not (build / "build.ninja").exists():
+            run([*setup, build])
+        run([*MESON, "compile", "-C", build, "c-tests"])
+    return build / "tests" / "c"
+
+
+def environment() -> dict[str, str]:
+    """Ours without the user's options, which the tests would otherwise run under."""
+    environ = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("NUMPY_RMM_")
+    }
+    environ["ASAN_OPTIONS"] = "allocator_may_return_null=1"
+    environ["UBSAN_OPTIONS"] = "halt_on_error=1:print_stacktrace=1"
+    # A fork holds more locks of ours than ThreadSanitizer follows, and a forked child
+    # may start our background thread.
+    environ["TSAN_OPTIONS"] = "halt_on_error=1:detect_deadlocks=0:die_after_fork=0"
+    return environ
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("topic", TOPICS)
+def test_program(topic: str, programs: Path) -> None:
+    # ThreadSanitizer of some compilers does not start under much address randomisation.
+    prefix = ["setarch", "-R"] if "thread" in SANITIZE else []
+    done = subprocess.run(
+        [*prefix, programs / topic],
+        env=environment(),
+        text=True,
+        errors="replace",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
+    print(done.stdout)
+    lines = done.stdout.splitlines()
+    failed = [line for line in lines if line.startswith(("not ok", "Bail out!"))]
+    assert not failed, "\n".join(failed)
+    assert done.returncode == 0, f"{topic} ended with status {done.returncode}"
+    results = [line for line in lines if line.startswith("ok ")]
+    assert f"1..{len(results)}" in lines, f"{topic} printed no plan, or lost lines"
+    reasons = {line.partition("# SKIP ")[2] for line in results}
+    if "" not in reasons:
+        pytest.skip("; ".join(sorted(reasons)))
+
+
+def test_every_program_is_built() -> None:
+    text = (ROOT / "tests" / "c" / "meson.build").read_text()
+    listed = re.search(r"test_topics = \[(.*?)\]", text, re.DOTALL)
+    assert listed is not None
+    assert re.findall(r"'(\w+)'", listed[1]) == [
+        topic.removeprefix("test_") for topic in TOPICS
+    ]

@@ -1,0 +1,178 @@
+"""The rules of the CUDA driver, on the simulated driver and on a real one.
+
+Each program of tests/gpu/rules states rules with their expected answers. What the
+simulator may claim is what a GPU answers, so both run the same programs and must print
+the same.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from numpy_rmm import testing
+
+ROOT = Path(__file__).resolve().parents[1]
+RULES = ROOT / "tests" / "gpu" / "rules"
+GROUPS = sorted(path.stem for path in RULES.glob("*.c"))
+ABI = (ROOT / "src" / "cuda" / "abi.h").read_text()
+MESON = [sys.executable, "-m", "mesonbuild.mesonmain"]
+
+
+@pytest.fixture(scope="module")
+def programs() -> Path:
+    """The directory of the built rule programs."""
+    digest = hashlib.sha256(f"{os.environ.get('CC')} {sys.prefix}".encode()).hexdigest()
+    build = ROOT / "build" / f"rules-{digest[:8]}"
+    build.mkdir(parents=True, exist_ok=True)
+    with (build.parent / f"{build.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another test run in the same checkout
+        commands = [[*MESON, "compile", "-C", str(build)]]
+        if not (build / "build.ninja").exists():
+            commands.insert(0, [*MESON, "setup", str(build), str(RULES)])
+        for command in commands:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode != 0:
+                pytest.fail(done.stdout + done.stderr, pytrace=False)
+    return build
+
+
+PROBE = """
+import ctypes
+driver = ctypes.CDLL("libcuda.so.1")
+raise SystemExit(driver.cuInit(0))
+"""
+
+
+@pytest.fixture(scope="module")
+def gpu() -> None:
+    """Asks in a child: a process that has called cuInit can no longer fork tests."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE], capture_output=True, check=False
+    )
+    if done.returncode != 0:
+        pytest.skip("there is no GPU, or no driver for it")
+
+
+def run(program: Path, driver: str) -> str:
+    environ = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("NUMPY_RMM_", "CUDA_VISIBLE"))
+    }
+    done = subprocess.run(
+        [program, driver],
+        env=environ,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=200,
+        check=False,
+    )
+    print(done.stdout)
+    lines = done.stdout.splitlines()
+    wrong = [line for line in lines if line.startswith(("not ok", "Bail out!"))]
+    assert not wrong, "\n".join(wrong)
+    assert done.returncode == 0, f"{program.name} ended with status {done.returncode}"
+    results = [line for line in lines if line.startswith("ok ")]
+    assert f"1..{len(results)}" in lines, f"{program.name} printed no plan"
+    assert results, f"{program.name} was skipped: {done.stdout}"
+    return done.stdout
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("group", GROUPS)
+def test_the_simulator_keeps_the_rules(group: str, programs: Path) -> None:
+    run(programs / group, str(testing._find_simulator()))
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_gpu_keeps_the_rules(group: str, programs: Path) -> None:
+    real = run(programs / group, "libcuda.so.1")
+    assert real == run(programs / group, str(testing._find_simulator()))
+
+
+def test_every_program_is_built() -> None:
+    listed = re.search(
+        r"rule_groups = \[(.*?)\]", (RULES / "meson.build").read_text(), re.DOTALL
+    )
+    assert listed is not None
+    assert re.findall(r"'(\w+)'", listed[1]) == GROUPS
+
+
+# ---- the tables of numpy_rmm.testing are those of abi.h ------------------------------
+
+
+def entry_points() -> dict[str, tuple[str, int, str]]:
+    text = ABI.replace("\\\n", " ")
+    rows = re.findall(
+        r"X\((cu\w+),\s*(cu\w+),\s*(\d+),\s*[01],\s*nrm_CUresult,\s*\((.*?)\)\)", text
+    )
+    return {name: (symbol, int(n), args) for name, symbol, n, args in rows}
+
+
+def letter(argument: str) -> str:
+    """The letter of `testing._TYPES` for one declared argument."""
+    declared = " ".join(argument.split()[:-1]) + "*" * argument.split()[-1].count("*")
+    return {
+        "unsigned int": "u",
+        "int": "i",
+        "uint32_t": "u",
+        "uint64_t": "Q",
+        "size_t": "z",
+        "unsigned char": "b",
+        "nrm_CUdevice": "i",
+        "nrm_CUdeviceptr": "Q",
+        "nrm_CUresult": "i",
+        "nrm_CUdevice_attribute": "i",
+        "nrm_CUpointer_attribute": "i",
+        "nrm_CUstreamCaptureMode": "u",
+        "const char*": "s",
+        "char*": "s",
+        "const char**": "S",
+        "int*": "I",
+        "nrm_CUdevice*": "I",
+        "unsigned int*": "U",
+        "nrm_CUstreamCaptureMode*": "U",
+        "nrm_CUstreamCaptureStatus*": "U",
+        "nrm_CUdriverProcAddressQueryResult*": "U",
+        "size_t*": "Z",
+        "nrm_CUdeviceptr*": "D",
+        "unsigned long long*": "D",
+        "void**": "P",
+        "nrm_CUcontext*": "P",
+        "nrm_CUstream*": "P",
+        "nrm_CUevent*": "P",
+        "nrm_CUgraph*": "P",
+    }.get(declared, "p")
+
+
+def test_the_calls_of_the_python_face_are_the_declared_ones() -> None:
+    declared = {
+        name: (
+            symbol,
+            version,
+            "" if args == "void" else "".join(letter(x) for x in args.split(",")),
+        )
+        for name, (symbol, version, args) in entry_points().items()
+    }
+    assert declared == testing._CALLS
+
+
+def test_the_attributes_of_the_python_face_are_the_declared_ones() -> None:
+    block = ABI[ABI.index("#define NRM_CU_DEVICE_ATTRIBUTES") :].split("\n\n")[0]
+    declared = {
+        name.lower(): int(value)
+        for name, value in re.findall(r"X\((\w+), (\d+)\)", block)
+    }
+    assert declared == testing._ATTRIBUTES
