@@ -1,0 +1,109 @@
+"""The developers' commands: ``spin test``, ``spin lint`` and so on (``spin
+--help``)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+
+ROOT = Path(__file__).resolve().parents[1]
+PASSED_ON = {"ignore_unknown_options": True, "help_option_names": ["-h", "--help"]}
+
+
+def run(*command: str | Path, **environ: str) -> None:
+    """Run a command in the root with this interpreter's own tools first on the path."""
+    words = [str(word) for word in command]
+    click.secho("$ " + " ".join(words), bold=True)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    env = {**os.environ, "PATH": path, **environ}
+    status = subprocess.run(words, cwd=ROOT, env=env, check=False).returncode
+    if status != 0:
+        raise SystemExit(status)
+
+
+def python(*arguments: str | Path, **environ: str) -> None:
+    run(sys.executable, *arguments, **environ)
+
+
+@click.command(context_settings=PASSED_ON)
+@click.argument("arguments", nargs=-1)
+def test(arguments: tuple[str, ...]) -> None:
+    """Run every test, C tests included; ARGUMENTS go to pytest."""
+    run("pytest", *arguments)
+
+
+@click.command()
+@click.option("--fix", is_flag=True, help="Format and mend what can be mended.")
+def lint(fix: bool) -> None:
+    """Check formats, types, stubs, and that both compilers have nothing to say."""
+    sources = [
+        path
+        for folder in ("src", "tests")
+        for pattern in ("*.c", "*.h")
+        for path in sorted((ROOT / folder).rglob(pattern))
+    ]
+    if fix:
+        run("ruff", "check", "--fix", ".")
+        run("ruff", "format", ".")
+        run("clang-format", "-i", *sources)
+    run("ruff", "check", ".")
+    run("ruff", "format", "--check", ".")
+    run("clang-format", "--dry-run", "--Werror", *sources)
+    run("mypy")
+    python("-m", "mypy.stubtest", "numpy_rmm")
+    for compiler in filter(shutil.which, ("gcc", "clang")):
+        build = ROOT / "build" / f"lint-{compiler}"
+        if not (build / "build.ninja").exists():
+            arguments = ["-Dtests=true", "-Dslow_asserts=true", "--werror"]
+            run("meson", "setup", *arguments, build, CC=compiler)
+        run("meson", "compile", "-C", build)
+
+
+@click.command(context_settings=PASSED_ON)
+@click.argument("arguments", nargs=-1)
+def asan(arguments: tuple[str, ...]) -> None:
+    """Run the C tests under AddressSanitizer and UndefinedBehaviorSanitizer."""
+    sanitize("address,undefined", arguments)
+
+
+@click.command(context_settings=PASSED_ON)
+@click.argument("arguments", nargs=-1)
+def tsan(arguments: tuple[str, ...]) -> None:
+    """Run the C tests under ThreadSanitizer."""
+    sanitize("thread", arguments)
+
+
+def sanitize(names: str, arguments: tuple[str, ...]) -> None:
+    run("pytest", "tests/test_c.py", *arguments, NUMPY_RMM_TEST_SANITIZE=names)
+
+
+@click.command(context_settings=PASSED_ON)
+@click.argument("arguments", nargs=-1)
+def numpy_suite(arguments: tuple[str, ...]) -> None:
+    """Run NumPy's own tests under a handler: ``spin numpy-suite host``."""
+    python("tests/numpy_suite.py", *arguments)
+
+
+@click.command()
+@click.argument("names", nargs=-1)
+@click.option("--json", "folder", type=click.Path(), help="Folder for the figures.")
+def bench(names: tuple[str, ...], folder: str | None) -> None:
+    """Run the benchmarks NAMES, or all that can run here."""
+    found = sorted(path.stem for path in (ROOT / "benchmarks").glob("[!_]*.py"))
+    for name in names or [name for name in found if name not in ("picture", "copies")]:
+        arguments = (
+            ["--json", Path(folder).resolve() / f"{name}.json"] if folder else []
+        )
+        python(f"benchmarks/{name}.py", *arguments)
+
+
+@click.command()
+def docs() -> None:
+    """Check the pages: every link leads somewhere, every example says what it
+    prints."""
+    run("pytest", "-q", "tests/test_docs.py")

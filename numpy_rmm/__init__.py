@@ -1,0 +1,143 @@
+"""Page-locked, managed, huge-page and pooled memory for unchanged NumPy programs.
+
+>>> import numpy as np, numpy_rmm
+>>> with numpy_rmm.use_handler("host"):
+...     x = np.ones((1000, 1000))
+>>> numpy_rmm.memory_kind(x)
+'host'
+
+New arrays get their memory from the handler of the current context: set one with
+:func:`set_handler`, or for a while with :func:`use_handler`. On a machine with a GPU,
+``numpy_rmm.pinned()`` makes copies to and from it run at full rate.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # of typing, which need not be imported for it
+
+try:
+    from numpy_rmm._core import (
+        DEFAULT_STREAM,
+        LEGACY_DEFAULT_STREAM,
+        PER_THREAD_DEFAULT_STREAM,
+        ArrayInfo,
+        CudaError,
+        CudaUnavailableError,
+        ErrorInfo,
+        Handler,
+        OutOfMemoryError,
+        ResourceStatistics,
+        Stream,
+        __version__,
+        array_info,
+        get_handler,
+        get_handler_name,
+        is_pinned,
+        last_error,
+        memory_kind,
+        trim,
+    )
+except ModuleNotFoundError as error:
+    if error.name != "numpy_rmm._core":
+        raise
+    raise ImportError(
+        "numpy_rmm is not built: in its source folder run `python -m pip install "
+        "--no-build-isolation -e .` with meson-python, ninja and numpy>=2.0 installed"
+    ) from None
+
+if TYPE_CHECKING:
+    from numpy_rmm import mr, testing
+    from numpy_rmm._creation import (
+        empty_like_pinned,
+        empty_pinned,
+        zeros_like_pinned,
+        zeros_pinned,
+    )
+    from numpy_rmm._handlers import (
+        assert_active,
+        host,
+        managed,
+        pinned,
+        reset_handler,
+        set_handler,
+        use_handler,
+    )
+    from numpy_rmm._include import get_include
+    from numpy_rmm._info import info
+    from numpy_rmm._options import options
+    from numpy_rmm._registry import registry
+
+__all__ = [
+    "DEFAULT_STREAM",
+    "LEGACY_DEFAULT_STREAM",
+    "PER_THREAD_DEFAULT_STREAM",
+    "ArrayInfo",
+    "CudaError",
+    "CudaUnavailableError",
+    "ErrorInfo",
+    "Handler",
+    "OutOfMemoryError",
+    "ResourceStatistics",
+    "Stream",
+    "__version__",
+    "array_info",
+    "assert_active",
+    "empty_like_pinned",
+    "empty_pinned",
+    "get_handler",
+    "get_handler_name",
+    "get_include",
+    "host",
+    "info",
+    "is_pinned",
+    "last_error",
+    "managed",
+    "memory_kind",
+    "mr",
+    "options",
+    "pinned",
+    "registry",
+    "reset_handler",
+    "set_handler",
+    "testing",
+    "trim",
+    "use_handler",
+    "zeros_like_pinned",
+    "zeros_pinned",
+]
+
+# Where the names live that are made at their first use (PEP 562).
+_MODULES = {"mr", "testing"}
+_PLACES = {
+    "assert_active": "_handlers",
+    "empty_like_pinned": "_creation",
+    "empty_pinned": "_creation",
+    "get_include": "_include",
+    "host": "_handlers",
+    "info": "_info",
+    "managed": "_handlers",
+    "options": "_options",
+    "pinned": "_handlers",
+    "registry": "_registry",
+    "reset_handler": "_handlers",
+    "set_handler": "_handlers",
+    "use_handler": "_handlers",
+    "zeros_like_pinned": "_creation",
+    "zeros_pinned": "_creation",
+}
+
+
+def __getattr__(name: str) -> object:
+    from importlib import import_module
+
+    if name in _MODULES:
+        return import_module(f"numpy_rmm.{name}")
+    if name not in _PLACES:
+        raise AttributeError(f"module 'numpy_rmm' has no attribute {name!r}")
+    value: object = getattr(import_module(f"numpy_rmm.{_PLACES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,69 @@
+"""The command ``numpy-rmm``: ``info``, ``demo`` and ``run``.
+
+The command line is read by hand, since what follows the program's name in ``run``
+belongs to the program: an option parser would look for its own options there.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+USAGE = """\
+usage: numpy-rmm COMMAND
+
+  info            what works on this machine, and why the rest does not
+  demo [FILE.npy] normalise images under NumPy's default memory and under the best
+                  handler here, and compare; FILE.npy: images of your own
+  run [--handler NAME] [--stats] SCRIPT [ARGUMENT ...]
+  run [--handler NAME] [--stats] -m MODULE [ARGUMENT ...]
+                  run an unchanged program with its NumPy arrays under a handler;
+                  --stats prints the peak and the counts to stderr at the end
+"""
+
+
+class UsageError(Exception):
+    """What the user typed cannot be carried out; the message says why."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status (2: it was asked for wrongly)."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    command = arguments.pop(0) if arguments else ""
+    if command in ("-h", "--help", "help") or {"-h", "--help"} & set(arguments[:1]):
+        print(USAGE, end="")
+        return 0
+    try:
+        if command == "info":
+            return info(arguments)
+        if command == "demo":
+            from numpy_rmm._demo import demo
+
+            return demo(arguments)
+        if command == "run":
+            from numpy_rmm._run import run
+
+            return run(arguments)
+        if command == "--version":
+            return version()
+        given = f"unknown command {command!r}" if command else "no command given"
+        raise UsageError(f"{given}; the commands are info, demo and run")
+    except UsageError as error:
+        print(f"numpy-rmm: {error}", file=sys.stderr)
+        return 2
+
+
+def info(arguments: Sequence[str]) -> int:
+    import numpy_rmm
+
+    if arguments:
+        raise UsageError(f"info takes no arguments, {arguments[0]!r} was given")
+    print(numpy_rmm.info())
+    return 0
+
+
+def version() -> int:
+    import numpy_rmm
+
+    print(f"numpy-rmm {numpy_rmm.__version__}")
+    return 0

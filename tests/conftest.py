@@ -1,0 +1,112 @@
+"""Fixtures for all tests: CUDA, and contexts that end as they began.
+
+`cuda` is the simulated driver, or the real one where NUMPY_RMM_TEST_GPU=1: tests that
+use it hold on both. What only the simulator can do takes `simulator`.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import numpy_rmm
+from numpy_rmm.testing import Driver, SimulatedCuda, simulate_cuda
+
+ON_GPU = os.environ.get("NUMPY_RMM_TEST_GPU") == "1"
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def simulator() -> Iterator[SimulatedCuda]:
+    """A simulated machine with one device."""
+    if ON_GPU:
+        pytest.skip("needs the simulated driver")
+    with simulate_cuda() as machine:
+        yield machine
+        numpy_rmm._core._exchange_handler(None)
+        gc.collect()  # an exception that a test caught keeps its frames in a cycle
+
+
+@pytest.fixture
+def cuda(request: pytest.FixtureRequest) -> Driver:
+    """The calls of a CUDA driver that works here."""
+    if ON_GPU:
+        return Driver()
+    machine: SimulatedCuda = request.getfixturevalue("simulator")
+    return machine.driver
+
+
+# ---- handlers ------------------------------------------------------------------------
+
+HOST_NAMES = ["host", "host_direct", "huge_pages"]
+CUDA_NAMES = ["pinned", "pinned_direct", "managed", "managed_direct"]
+
+
+@pytest.fixture(params=[*HOST_NAMES, *CUDA_NAMES])
+def handler_name(request: pytest.FixtureRequest) -> str:
+    """Every built-in name that can back a handler."""
+    name: str = request.param
+    if name in CUDA_NAMES:
+        request.getfixturevalue("cuda")
+    return name
+
+
+@pytest.fixture
+def handler(handler_name: str) -> Iterator[numpy_rmm.Handler]:
+    """A handler over each of them that serves every size, set in the test's context."""
+    threshold = 0 if handler_name.startswith("pinned") else None
+    with numpy_rmm.use_handler(handler_name, threshold=threshold) as handler:
+        yield handler
+
+
+@pytest.fixture(autouse=True)
+def numpy_default() -> Iterator[None]:
+    """Each test begins and ends under NumPy's default handler, with nothing to warn
+    of."""
+    numpy_rmm.reset_handler(scope="process")
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        numpy_rmm.reset_handler(scope="process")
+
+
+@pytest.fixture
+def run_python(tmp_path: Path) -> Run:
+    """Runs a program in a process of its own, under the simulator unless on a GPU."""
+
+    def run(code: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        script = tmp_path / "program.py"
+        script.write_text(textwrap.dedent(code))
+        if not ON_GPU:
+            environ.setdefault("NUMPY_RMM_CUDA_LIBRARY", "simulator")
+        return subprocess.run(
+            [sys.executable, script],
+            env={**os.environ, **environ},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.fixture
+def pattern() -> Callable[..., np.ndarray]:
+    """Makes bytes that do not repeat in step with any power of two."""
+
+    def make(nbytes: int, seed: int = 0) -> np.ndarray:
+        period = ((np.arange(251) * 31 + seed) % 251).astype(np.uint8)
+        return np.resize(period, nbytes)
+
+    return make

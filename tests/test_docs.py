@@ -1,0 +1,96 @@
+"""The pages: links that lead somewhere, examples that print what they say.
+
+An example is a doctest in a page, in README.md or in a docstring. It runs in a process
+of its own, as examples set handlers; on a simulated device where its page asks for one
+with the comment ``<!-- simulated device -->``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+MODULES = ["numpy_rmm", "numpy_rmm.mr", "numpy_rmm.testing", "numpy_rmm._core"]
+
+
+def identify(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def heading_anchors(text: str) -> set[str]:
+    """The names under which a page's headings can be linked to."""
+    outside = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ +(.+?)\s*$", outside, re.MULTILINE)
+    words = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]
+    return {heading.replace(" ", "-") for heading in words}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=identify)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith(("https://", "http://")):
+            continue
+        name, _, anchor = target.partition("#")
+        path = page.parent / name if name else page
+        if not path.exists() or (
+            anchor and anchor not in heading_anchors(path.read_text())
+        ):
+            broken.append(target)
+    assert broken == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=identify)
+def test_every_page_can_be_reached(page: Path) -> None:
+    if page.parent == ROOT or page.name == "index.md":
+        return
+    others = [other.read_text() for other in PAGES if other != page]
+    assert any(page.name in text for text in others)
+
+
+RUN = """\
+import doctest, sys
+import numpy_rmm
+simulated, kind, name = sys.argv[1:]
+if simulated == "yes":
+    import numpy_rmm.testing
+    numpy_rmm.testing.simulate_cuda().__enter__()
+flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+if kind == "file":
+    result = doctest.testfile(name, module_relative=False, optionflags=flags)
+else:
+    module = __import__(name, fromlist=["_"])
+    result = doctest.testmod(module, optionflags=flags)
+print(result)
+sys.exit(result.failed != 0)
+"""
+
+
+def run_examples(kind: str, name: str, *, is_simulated: bool) -> None:
+    command = [sys.executable, "-c", RUN, "yes" if is_simulated else "no", kind, name]
+    env = {key: os.environ[key] for key in os.environ if "NUMPY_RMM_" not in key}
+    done = subprocess.run(
+        command, env=env, cwd="/", capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if ">>> " in page.read_text()], ids=identify
+)
+def test_the_examples_of_a_page_are_true(page: Path) -> None:
+    is_simulated = "<!-- simulated device -->" in page.read_text()
+    run_examples("file", str(page), is_simulated=is_simulated)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_of_a_module_are_true(name: str) -> None:
+    run_examples("module", name, is_simulated=False)
