@@ -103,7 +103,8 @@ def normalise(images: Images) -> Batch:
     planes = np.ascontiguousarray(images.transpose(0, 3, 1, 2)).astype(np.float32)
     centred = (planes / np.float32(highest) - MEAN) / DEVIATION
     stretched = centred * CONTRAST + BRIGHTNESS
-    return np.clip(stretched, -3, 3)
+    clipped: Batch = np.clip(stretched, -3, 3)
+    return clipped
 
 
 def own_frames() -> Images:

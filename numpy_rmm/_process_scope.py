@@ -9,6 +9,7 @@ functions are left to whoever set them. What is not reached is told by :func:`re
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -28,6 +29,15 @@ _handler: Handler | None = None
 _original: Callable[[Any], None] | None = None
 _missed: list[str] = []
 _n_started = 0
+
+
+def _renew_lock() -> None:
+    """In a forked child, where the thread that held it may be gone."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def install(handler: Handler) -> None:

@@ -95,7 +95,7 @@ def _run_script(script: str, arguments: Sequence[str]) -> None:
 def _read(path: str) -> CodeType:
     with io.open_code(path) as file:
         if path.endswith(".pyc"):
-            code: CodeType | None = pkgutil.read_code(file)  # type: ignore[attr-defined]
+            code: CodeType | None = pkgutil.read_code(file)
             if code is None:
                 raise UsageError(f"{path} was compiled by another version of Python")
             return code
@@ -107,7 +107,7 @@ def _replace_main() -> ModuleType:
     main = ModuleType("__main__")
     main.__dict__["__builtins__"] = sys.modules["builtins"]
     if sys.version_info < (3, 14):
-        main.__dict__["__annotations__"] = {}
+        main.__annotations__ = {}
     sys.modules["__main__"] = main
     return main
 

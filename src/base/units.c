@@ -303,8 +303,25 @@ nrm_parse_nbytes(const char *text, size_t *out, double *out_percent)
     return NRM_OK;
 }
 
+/* The exact text when its number is short, else the number rounded to a tenth of its unit:
+   this is for people. */
 void
 nrm_format_nbytes(size_t nbytes, char *out, size_t size)
 {
-    nrm__quantity_format(nbytes, nrm__size_units, out, size);
+    static const char *const units[] = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+    char exact[40];
+    nrm__quantity_format(nbytes, nrm__size_units, exact, sizeof exact);
+    size_t n_digits = strcspn(exact, " ");
+    if (n_digits <= 5 || nbytes < 1024) {
+        snprintf(out, size, "%s", exact);
+        return;
+    }
+    unsigned unit = 0;
+    while (unit < 5 && nbytes >> (10 * (unit + 2)) != 0) {
+        unit++;
+    }
+    unsigned shift = 10 * (unit + 1);
+    uint64_t whole = nbytes >> shift;
+    uint64_t tenths = ((nbytes & (((size_t)1 << shift) - 1)) * 10) >> shift;
+    snprintf(out, size, "%" PRIu64 ".%" PRIu64 " %s", whole, tenths, units[unit]);
 }

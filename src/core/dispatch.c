@@ -243,12 +243,17 @@ make_request(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *stre
     return NRM_OK;
 }
 
-/* Adds to the error of this thread who was asked for how much. */
+/* Adds to the error of this thread who was asked for how much: of adaptors that nobody
+   named, the resource behind them. */
 static nrm_status
 failed_request(nrm_status status, const nrm_resource *mr, size_t nbytes)
 {
     char name[65];
     nrm_resource_name(mr, name, sizeof name);
+    while (name[0] == '\0' && is_adaptor(mr) && mr->upstream != NULL) {
+        mr = mr->upstream;
+        nrm_resource_name(mr, name, sizeof name);
+    }
     nrm__error_request(nbytes, name[0] != '\0' ? name : mr->ops->class_name);
     return status;
 }

@@ -426,7 +426,7 @@ fill_block(struct slab *slab, uint32_t cell, size_t nbytes, unsigned flags,
     out->capacity = class->cell_nbytes;
     out->record = slab;
     out->tag = slab->generation;
-    out->flags = flags;
+    out->flags = flags | NRM__BLOCK_IN_SLAB;
 }
 
 nrm_status

@@ -13,7 +13,7 @@
  */
 #include "core/uses.h"
 
-#include <inttypes.h>
+#include <string.h>
 
 #include "base/assert.h"
 #include "base/bits.h"
@@ -30,6 +30,7 @@
 #define MAX_PENDING 8
 #define POLL_FIRST_NS UINT64_C(20000) /* between two looks; doubled up to ... */
 #define POLL_LAST_NS UINT64_C(500000)
+#define BUDGET_MAX_NS UINT64_C(1000000000)
 
 enum slot_state { SLOT_FREE, SLOT_CLOSING, SLOT_RECORDED, SLOT_QUERIED };
 
@@ -41,12 +42,21 @@ struct slot {
 };
 
 static atomic_uint_least64_t open_number = 1, done_number, recorded_number;
-static atomic_uint_least64_t muted_number;     /* oldest epoch of a wait that ran out */
 static atomic_uint_least64_t lost_generations; /* + 1; 0: no device was lost */
 static atomic_uint_least64_t n_closed, n_records, n_waits, n_polls;
 
 static struct nrm__lock epochs_lock = NRM__LOCK_INIT(NRM__RANK_EPOCHS);
 static struct slot slots[MAX_PENDING];
+
+/* How long allocations wait for the oldest epoch, all together: once, and longer where
+   epochs before it have needed longer. A GPU that is slower than the program makes it wait
+   for each epoch, and memory does not grow; one that has stopped is waited for once. */
+static struct {
+    uint64_t number;    /* the oldest epoch when somebody began to wait */
+    uint64_t since_ns;  /* then */
+    uint64_t waited_ns; /* since */
+    uint64_t budget_ns; /* of waiting for one epoch: what others have needed, twice */
+} patience;
 
 static struct nrm__lock retired_lock = NRM__LOCK_INIT(NRM__RANK_RETIRED);
 static struct nrm__link retired = {&retired, &retired};
@@ -285,35 +295,69 @@ nrm__epoch_poll(void)
 
 /* 0: none is pending. */
 static uint64_t
-oldest_pending(void)
+oldest_pending_locked(void)
 {
     uint64_t oldest = 0;
-    nrm__lock_acquire(&epochs_lock);
     for (int i = 0; i < MAX_PENDING; i++) {
         if (slots[i].state >= SLOT_RECORDED &&
             (oldest == 0 || slots[i].number < oldest)) {
             oldest = slots[i].number;
         }
     }
-    nrm__lock_release(&epochs_lock);
     return oldest;
 }
 
+/* How long a wait may last for the epoch that is the oldest now; 0: there is none, or it was
+   waited for enough. What the epoch before took from the first wait on says how long the GPU
+   may need. */
+static uint64_t
+begin_wait(uint64_t limit_ns, bool insists)
+{
+    uint64_t allowed_ns = 0;
+    nrm__lock_acquire(&epochs_lock);
+    uint64_t oldest = oldest_pending_locked();
+    if (oldest != 0 && oldest != patience.number) {
+        uint64_t now = nrm__clock_ns();
+        uint64_t took = patience.waited_ns != 0 ? now - patience.since_ns : 0;
+        uint64_t budget = 2 * took > patience.budget_ns ? 2 * took
+                                                        : patience.budget_ns / 2;
+        patience.budget_ns = budget < BUDGET_MAX_NS ? budget : BUDGET_MAX_NS;
+        patience.number = oldest;
+        patience.since_ns = now;
+        patience.waited_ns = 0;
+    }
+    uint64_t left = patience.budget_ns > patience.waited_ns
+                        ? patience.budget_ns - patience.waited_ns
+                        : 0;
+    if (oldest != 0 && (insists || patience.waited_ns == 0 || left != 0)) {
+        allowed_ns = left > limit_ns ? left : limit_ns;
+    }
+    nrm__lock_release(&epochs_lock);
+    return allowed_ns;
+}
+
+/* Counts all waits, also those that brought something: what an epoch needed is what all of
+   them lasted. */
+static void
+end_wait(uint64_t waited_ns)
+{
+    nrm__lock_acquire(&epochs_lock);
+    patience.waited_ns += waited_ns;
+    nrm__lock_release(&epochs_lock);
+}
+
 bool
-nrm__epoch_wait(uint64_t limit_ns)
+nrm__epoch_wait(uint64_t limit_ns, bool insists)
 {
     uint64_t before = atomic_load(&done_number);
-    uint64_t oldest = oldest_pending();
     if (nrm__epoch_poll() || atomic_load(&done_number) != before) {
         return true;
     }
-    if (oldest == 0 || limit_ns == 0) {
+    if (limit_ns == 0 || nrm__is_exiting() || nrm__cuda_is_forked()) {
         return false;
     }
-    if (limit_ns != UINT64_MAX && atomic_load(&muted_number) == oldest) {
-        return false;
-    }
-    if (nrm__is_exiting() || nrm__cuda_is_forked()) {
+    uint64_t allowed_ns = begin_wait(limit_ns, insists || limit_ns == UINT64_MAX);
+    if (allowed_ns == 0) {
         return false;
     }
     atomic_fetch_add_explicit(&n_waits, 1, memory_order_relaxed);
@@ -321,14 +365,12 @@ nrm__epoch_wait(uint64_t limit_ns)
     bool more = false;
     void *token = nrm__detach();
     while (!more && !nrm__epoch_is_lost() && !nrm__is_exiting() &&
-           nrm__clock_ns() - start < limit_ns) {
+           nrm__clock_ns() - start < allowed_ns) {
         nrm__sleep_ns(pause);
         pause = pause < POLL_LAST_NS ? 2 * pause : pause;
         more = nrm__epoch_poll() || atomic_load(&done_number) != before;
     }
-    if (!more) {
-        atomic_store(&muted_number, oldest);
-    }
+    end_wait(nrm__clock_ns() - start);
     nrm__attach(token);
     return more;
 }
@@ -345,6 +387,9 @@ nrm__epoch_forget_contexts(void)
     raise_to(&recorded_number, number);
     raise_to(&done_number, number);
     atomic_store(&lost_generations, 0);
+    nrm__lock_acquire(&epochs_lock);
+    memset(&patience, 0, sizeof patience);
+    nrm__lock_release(&epochs_lock);
 }
 
 /* ---- the retired list ---- */
@@ -486,7 +531,7 @@ nrm__retired_drain(uint64_t limit_ns)
     while (newest != 0) {
         newest = take_ready(&ready);
         nbytes += release_all(&ready);
-        if (newest == 0 || !nrm__epoch_wait(limit_ns)) {
+        if (newest == 0 || !nrm__epoch_wait(limit_ns, false)) {
             break;
         }
     }

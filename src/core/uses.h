@@ -32,10 +32,12 @@ bool nrm__epoch_poll(void);
    too many are pending, a capture forbids a record, or the device is lost. */
 bool nrm__epoch_close(void);
 
-/* Waits, detached and polling, until more epochs are done than before, at most
-   `limit_ns` (UINT64_MAX: as long as it takes), and not at all for an epoch that such a
-   wait has run out on before. True when more is done. */
-bool nrm__epoch_wait(uint64_t limit_ns);
+/* Waits, detached and polling, until more epochs are done than before: at most `limit_ns`
+   (UINT64_MAX: as long as it takes), or twice what epochs have needed lately, but not more
+   than a second. For one oldest epoch no longer than that in all: beside an endless kernel
+   nothing waits after the first time, beside a slow one memory does not grow. `insists`:
+   it waits all the same. True when more is done. */
+bool nrm__epoch_wait(uint64_t limit_ns, bool insists);
 
 /* True when a sticky error was seen: parked memory is then never handed out. */
 bool nrm__epoch_is_lost(void);

@@ -77,13 +77,28 @@ close_epoch(struct nrm__pool *pool)
     return closed;
 }
 
+/* Waits for the GPU: once for the oldest epoch, as long again as the GPU has lately needed,
+   and each time that twice as much is parked as when a wait was in vain. So a program that
+   has just begun to run ahead is held back too, and an endless kernel costs a few waits in
+   all while the pool grows by powers of two. */
 static bool
 wait_for_epoch(struct nrm__pool *pool, uint64_t limit_ns)
 {
     nrm__lock_acquire(&pool->lock);
+    size_t parked = pool->parked_nbytes;
+    bool insists = parked >= 2 * pool->parked_in_vain;
     pool->n_waits++;
     nrm__lock_release(&pool->lock);
-    return nrm__epoch_wait(limit_ns);
+    bool more = nrm__epoch_wait(limit_ns, insists);
+    nrm__lock_acquire(&pool->lock);
+    if (more) {
+        pool->parked_in_vain = 0;
+    }
+    else if (insists) {
+        pool->parked_in_vain = parked;
+    }
+    nrm__lock_release(&pool->lock);
+    return more;
 }
 
 /* Free memory for a block, taking it from parked memory that is done, from the upstream,
@@ -272,7 +287,7 @@ static void
 pool_deallocate(nrm_resource *mr, const struct nrm__block *block, nrm_stream *stream)
 {
     struct nrm__pool *pool = pool_from(mr);
-    if (nrm__segment_is_slab(block->segment)) {
+    if (block->flags & NRM__BLOCK_IN_SLAB) {
         nrm__slabs_deallocate(&pool->slabs, block);
     }
     else {
@@ -339,7 +354,7 @@ pool_find_block(nrm_resource *mr, struct nrm__segment *segment, const void *ptr,
 static bool
 pool_claim_block(nrm_resource *mr, struct nrm__block *block)
 {
-    if (nrm__segment_is_slab(block->segment)) {
+    if (block->flags & NRM__BLOCK_IN_SLAB) {
         return nrm__slabs_claim(block);
     }
     return claim_block(pool_from(mr), block->ptr);
@@ -349,7 +364,7 @@ static void
 pool_unclaim_block(nrm_resource *mr, const struct nrm__block *block)
 {
     struct nrm__pool *pool = pool_from(mr);
-    if (nrm__segment_is_slab(block->segment)) {
+    if (block->flags & NRM__BLOCK_IN_SLAB) {
         nrm__slabs_unclaim(block);
         return;
     }
@@ -370,7 +385,7 @@ pool_reallocate(nrm_resource *mr, struct nrm__block *block,
 {
     struct nrm__pool *pool = pool_from(mr);
     size_t nbytes = nrm__align_up(request->nbytes, pool->granule);
-    if (nrm__segment_is_slab(block->segment)) {
+    if (block->flags & NRM__BLOCK_IN_SLAB) {
         bool stays = request->nbytes <= block->capacity &&
                      request->nbytes >= block->capacity / 2;
         return stays ? NRM_OK : NRM_NOT_SUPPORTED;

@@ -56,6 +56,7 @@ struct nrm__pool {
     size_t reserved_nbytes, live_nbytes, parked_nbytes, free_nbytes;
     size_t growing_nbytes;  /* asked of the upstream right now */
     uint64_t newest_stamp;  /* of a parked block */
+    size_t parked_in_vain;  /* when a wait for the GPU brought nothing; 0: it did */
     size_t unclosed_nbytes; /* parked since an epoch was closed */
     int64_t n_epochs, n_waits;
 };

@@ -265,6 +265,9 @@ describe_block(struct module_state *state, PyObject *info, const struct owner *o
     if (owner->handler != NULL) {
         nrm_route_explain(owner->handler->route, block, reason, sizeof reason);
     }
+    if (reason[0] == '\0' && block->reason != NULL) {
+        snprintf(reason, sizeof reason, "%s", block->reason);
+    }
     PyStructSequence_SetItem(info, 1, memory_resource_wrap(state, block->resource));
     PyStructSequence_SetItem(info, 5, PyLong_FromVoidPtr(block->ptr));
     PyStructSequence_SetItem(info, 6, PyLong_FromSize_t(block->capacity));
@@ -273,8 +276,8 @@ describe_block(struct module_state *state, PyObject *info, const struct owner *o
     nrm_page_info(block->ptr, &page_nbytes, &numa_node);
     PyStructSequence_SetItem(
         info, 8, page_nbytes != 0 ? PyLong_FromSize_t(page_nbytes) : none());
-    PyStructSequence_SetItem(
-        info, 9, numa_node >= 0 ? PyLong_FromLong(numa_node) : none());
+    PyStructSequence_SetItem(info, 9,
+                             numa_node >= 0 ? PyLong_FromLong(numa_node) : none());
     PyStructSequence_SetItem(
         info, 10,
         block->device != NRM_DEVICE_NONE ? PyLong_FromLong(block->device) : none());

@@ -49,6 +49,18 @@ compat_dict_get(PyObject *dict, PyObject *key, PyObject **out)
 #endif
 }
 
+/* What `dict` has under `key`, which is `value` if it had nothing: a new reference. */
+static inline PyObject *
+compat_dict_set_default(PyObject *dict, PyObject *key, PyObject *value)
+{
+#if PY_VERSION_HEX >= 0x030d0000
+    PyObject *result = NULL;
+    return PyDict_SetDefaultRef(dict, key, value, &result) < 0 ? NULL : result;
+#else
+    return Py_XNewRef(PyDict_SetDefault(dict, key, value));
+#endif
+}
+
 /* The exception that is pending, put aside; NULL: none. */
 static inline PyObject *
 compat_take_error(void)

@@ -110,8 +110,7 @@ cached(struct module_state *state, struct resource_object *owner,
         made = create(state, options);
     }
     if (made != NULL) {
-        handler = PyDict_SetDefault(owner->handlers, key, made);
-        Py_XINCREF(handler);
+        handler = compat_dict_set_default(owner->handlers, key, made);
         Py_DECREF(made);
     }
     Py_DECREF(key);

@@ -143,7 +143,7 @@ static const struct {
 TEST_EACH(a_size_is_written_exactly, formatted)
 {
     char text[32];
-    nrm_format_nbytes(row->nbytes, text, sizeof text);
+    nrm__quantity_format(row->nbytes, nrm__size_units, text, sizeof text);
     CHECK_STR_EQ(text, row->text);
 }
 
@@ -157,12 +157,32 @@ TEST(what_was_written_reads_as_the_same_number)
             nbytes &= ~(size_t)0 << check_random(&seed) % 40;
         }
         size_t again = 0;
-        nrm_format_nbytes(nbytes, text, sizeof text);
+        nrm__quantity_format(nbytes, nrm__size_units, text, sizeof text);
         if (!CHECK_OK(nrm_parse_nbytes(text, &again, NULL)) ||
             !CHECK_EQ(again, nbytes)) {
             return;
         }
     }
+}
+
+static const struct {
+    const char *text;
+    size_t nbytes;
+} for_people[] = {
+    {"0 B", 0},
+    {"999 B", 999},
+    {"64 KiB", 64 * KIB},
+    {"1.5 GiB", 1536 * MIB},
+    {"762.9 MiB", 800000000},
+    {"97.6 KiB", 100001},
+    {"15.9 EiB", SIZE_MAX},
+};
+
+TEST_EACH(people_read_a_rounded_size, for_people)
+{
+    char text[32];
+    nrm_format_nbytes(row->nbytes, text, sizeof text);
+    CHECK_STR_EQ(text, row->text);
 }
 
 TEST(a_short_buffer_is_not_overrun)

@@ -424,6 +424,30 @@ TEST(an_endless_kernel_makes_one_allocation_wait)
     end(&program);
 }
 
+static void
+sleep_in_stream(void *unused)
+{
+    (void)unused;
+    nrm__sleep_ns(10000000);
+}
+
+TEST(a_gpu_slower_than_the_program_makes_it_wait_and_memory_stays_bounded)
+{
+    nrm_pool_options options = NRM_OPTIONS(nrm_pool_options);
+    options.wait_limit_ns = 5000000; /* half of what one turn takes the GPU */
+    struct program program = begin(NULL, &kinds[0], &options);
+    for (int i = 0; i < 150; i++) {
+        void *ptr = allocate(program.pool, BLOCK);
+        CHECK_EQ(cuda.cuLaunchHostFunc(program.stream, sleep_in_stream, NULL),
+                 NRM_CUDA_SUCCESS);
+        copy_to_device(&program, ptr);
+        deallocate(&program, ptr);
+    }
+    CHECK_LE(reserved_nbytes(program.pool), 128 * (int64_t)NRM__MIB);
+    CHECK_EQ(cuda.cuStreamSynchronize(program.stream), NRM_CUDA_SUCCESS);
+    end(&program);
+}
+
 /* ---- drivers without a record, captures, failures ---- */
 
 TEST(without_cuCtxRecordEvent_an_epoch_closes_by_a_synchronisation)

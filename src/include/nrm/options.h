@@ -42,7 +42,8 @@ typedef enum nrm_option_source {
     X(PARKED_LIMIT, "parked_limit", SIZE, 16777216, "",                                \
       "freed bytes in use by the GPU beyond which an allocation waits; at least four " \
       "blocks of the size asked for")                                                  \
-    X(WAIT_LIMIT, "wait_limit", TIME, 20000000, "", "longest such wait")               \
+    X(WAIT_LIMIT, "wait_limit", TIME, 20000000, "",                                    \
+      "longest such wait, unless the GPU has lately needed longer (at most 1 s)")      \
     X(ON_EXHAUSTED, "on_exhausted", CHOICE, 0, "auto|host|error|wait",                 \
       "what a full pool does; auto: host for \"pinned\", error for the others")        \
     X(SEGMENT_NBYTES, "segment_nbytes", SIZE, 67108864, "",                            \
@@ -96,7 +97,8 @@ NRM_API NRM_NODISCARD nrm_status nrm_option_set(nrm_option option, const char *t
 NRM_API NRM_NODISCARD nrm_status nrm_parse_nbytes(const char *text, size_t *out,
                                                   double *out_percent);
 
-/* "64 KiB", "1.5 GiB", "123 B" */
+/* For people: "64 KiB", "1.5 GiB", "123 B"; rounded down to a tenth when it is no short
+   number of some unit: "762.9 MiB". */
 NRM_API void nrm_format_nbytes(size_t nbytes, char *out, size_t size);
 
 #endif
