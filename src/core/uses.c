@@ -37,12 +37,15 @@ enum slot_state { SLOT_FREE, SLOT_CLOSING, SLOT_RECORDED, SLOT_QUERIED };
 struct slot {
     enum slot_state state;
     uint64_t number;
+    uint64_t n_blocks; /* given back while it was open */
     int n_events;
     struct nrm__cuda_event events[NRM__MAX_DEVICES];
 };
 
 static atomic_uint_least64_t open_number = 1, done_number, recorded_number;
 static atomic_uint_least64_t lost_generations; /* + 1; 0: no device was lost */
+static atomic_uint_least64_t n_stamps,
+    n_stamps_closed; /* given out; in closed epochs */
 static atomic_uint_least64_t n_closed, n_records, n_waits, n_polls;
 
 static struct nrm__lock epochs_lock = NRM__LOCK_INIT(NRM__RANK_EPOCHS);
@@ -55,7 +58,8 @@ static struct {
     uint64_t number;    /* the oldest epoch when somebody began to wait */
     uint64_t since_ns;  /* then */
     uint64_t waited_ns; /* since */
-    uint64_t budget_ns; /* of waiting for one epoch: what others have needed, twice */
+    uint64_t n_blocks;  /* of it */
+    uint64_t pace_ns;   /* that the GPU has lately needed for one block */
 } patience;
 
 static struct nrm__lock retired_lock = NRM__LOCK_INIT(NRM__RANK_RETIRED);
@@ -70,6 +74,7 @@ nrm__epoch_stamp(void)
     /* The program's submissions come before the read: where submitting and recording do
        not meet in a lock of the driver, only this fence says so. */
     atomic_thread_fence(memory_order_seq_cst);
+    atomic_fetch_add_explicit(&n_stamps, 1, memory_order_relaxed);
     return atomic_load(&open_number);
 }
 
@@ -207,6 +212,9 @@ nrm__epoch_close(void)
     uint64_t number = atomic_fetch_add(&open_number, 1);
     slot->number = number;
     slot->n_events = 0;
+    uint64_t n_all = atomic_load_explicit(&n_stamps, memory_order_relaxed);
+    uint64_t n_before = atomic_exchange(&n_stamps_closed, n_all);
+    slot->n_blocks = n_all > n_before ? n_all - n_before : 0;
     /* Without a driver in this process nothing of the pools' can be in use. */
     bool recorded = nrm__cuda_driver() == NULL || record_all(slot);
     if (recorded) {
@@ -293,44 +301,56 @@ nrm__epoch_poll(void)
     return more;
 }
 
-/* 0: none is pending. */
-static uint64_t
+/* NULL: none is pending. */
+static const struct slot *
 oldest_pending_locked(void)
 {
-    uint64_t oldest = 0;
+    const struct slot *oldest = NULL;
     for (int i = 0; i < MAX_PENDING; i++) {
         if (slots[i].state >= SLOT_RECORDED &&
-            (oldest == 0 || slots[i].number < oldest)) {
-            oldest = slots[i].number;
+            (oldest == NULL || slots[i].number < oldest->number)) {
+            oldest = &slots[i];
         }
     }
     return oldest;
 }
 
+/* Another epoch is the oldest: what the one before took from the first wait on, for each of
+   its blocks, is the pace of the GPU. Where nobody had to wait, it is faster than thought. */
+static void
+begin_patience_locked(const struct slot *oldest)
+{
+    uint64_t now = nrm__clock_ns();
+    if (patience.waited_ns != 0 && patience.n_blocks != 0) {
+        patience.pace_ns = (now - patience.since_ns) / patience.n_blocks;
+    }
+    else {
+        patience.pace_ns /= 2;
+    }
+    patience.number = oldest->number;
+    patience.n_blocks = oldest->n_blocks;
+    patience.since_ns = now;
+    patience.waited_ns = 0;
+}
+
 /* How long a wait may last for the epoch that is the oldest now; 0: there is none, or it was
-   waited for enough. What the epoch before took from the first wait on says how long the GPU
-   may need. */
+   waited for enough. */
 static uint64_t
 begin_wait(uint64_t limit_ns, bool insists)
 {
     uint64_t allowed_ns = 0;
     nrm__lock_acquire(&epochs_lock);
-    uint64_t oldest = oldest_pending_locked();
-    if (oldest != 0 && oldest != patience.number) {
-        uint64_t now = nrm__clock_ns();
-        uint64_t took = patience.waited_ns != 0 ? now - patience.since_ns : 0;
-        uint64_t budget = 2 * took > patience.budget_ns ? 2 * took
-                                                        : patience.budget_ns / 2;
-        patience.budget_ns = budget < BUDGET_MAX_NS ? budget : BUDGET_MAX_NS;
-        patience.number = oldest;
-        patience.since_ns = now;
-        patience.waited_ns = 0;
-    }
-    uint64_t left = patience.budget_ns > patience.waited_ns
-                        ? patience.budget_ns - patience.waited_ns
-                        : 0;
-    if (oldest != 0 && (insists || patience.waited_ns == 0 || left != 0)) {
-        allowed_ns = left > limit_ns ? left : limit_ns;
+    const struct slot *oldest = oldest_pending_locked();
+    if (oldest != NULL) {
+        if (oldest->number != patience.number) {
+            begin_patience_locked(oldest);
+        }
+        uint64_t budget = 2 * patience.pace_ns * patience.n_blocks;
+        budget = budget < BUDGET_MAX_NS ? budget : BUDGET_MAX_NS;
+        uint64_t left = budget > patience.waited_ns ? budget - patience.waited_ns : 0;
+        if (insists || patience.waited_ns == 0 || left != 0) {
+            allowed_ns = left > limit_ns ? left : limit_ns;
+        }
     }
     nrm__lock_release(&epochs_lock);
     return allowed_ns;

@@ -33,8 +33,8 @@ bool nrm__epoch_poll(void);
 bool nrm__epoch_close(void);
 
 /* Waits, detached and polling, until more epochs are done than before: at most `limit_ns`
-   (UINT64_MAX: as long as it takes), or twice what epochs have needed lately, but not more
-   than a second. For one oldest epoch no longer than that in all: beside an endless kernel
+   (UINT64_MAX: as long as it takes), or twice what the GPU needs at its pace of late, but not
+   more than a second. For one oldest epoch no longer than that in all: beside an endless kernel
    nothing waits after the first time, beside a slow one memory does not grow. `insists`:
    it waits all the same. True when more is done. */
 bool nrm__epoch_wait(uint64_t limit_ns, bool insists);
