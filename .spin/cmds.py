@@ -106,4 +106,5 @@ def bench(names: tuple[str, ...], folder: str | None) -> None:
 def docs() -> None:
     """Check the pages: every link leads somewhere, every example says what it
     prints."""
-    run("pytest", "-q", "tests/test_docs.py")
+    python(".spin/tables.py")
+    run("pytest", "-q", "tests/test_docs.py", "tests/test_examples.py")

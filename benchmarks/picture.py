@@ -93,8 +93,11 @@ def main() -> None:
     figure.legend(handles, labels, loc="upper center", ncols=2, frameon=False)
     machine = records[-1]["machine"]
     words = [f"{name} {machine[name]}" for name in NAMED if name in machine]
-    figure.text(0.5, 0.01, "   ".join(words), ha="center", fontsize=7, color="#57606a")
-    figure.tight_layout(rect=(0, 0.05, 1, 0.94))
+    half = (len(words) + 1) // 2
+    lines = [words] if len(records) > 1 else [words[:half], words[half:]]
+    caption = "\n".join("   ".join(line) for line in lines)
+    figure.text(0.5, 0.01, caption, ha="center", fontsize=7, color="#57606a")
+    figure.tight_layout(rect=(0, 0.03 + 0.03 * len(lines), 1, 0.94))
     metadata = {"Date": None} if output.suffix == ".svg" else None
     figure.savefig(output, dpi=160, metadata=metadata)
 

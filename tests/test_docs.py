@@ -1,8 +1,8 @@
 """The pages: links that lead somewhere, examples that print what they say.
 
-An example is a doctest in a page, in README.md or in a docstring. It runs in a process
-of its own, as examples set handlers; on a simulated device where its page asks for one
-with the comment ``<!-- simulated device -->``.
+The examples of a page run in a process of their own, as they set handlers; on a
+simulated device where the page asks for one with ``<!-- simulated device -->``. Those
+of the docstrings are run by test_examples.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-MODULES = ["numpy_rmm", "numpy_rmm.mr", "numpy_rmm.testing", "numpy_rmm._core"]
 
 
 def identify(path: Path) -> str:
@@ -59,38 +58,30 @@ def test_every_page_can_be_reached(page: Path) -> None:
 RUN = """\
 import doctest, sys
 import numpy_rmm
-simulated, kind, name = sys.argv[1:]
+simulated, name = sys.argv[1:]
 if simulated == "yes":
     import numpy_rmm.testing
     numpy_rmm.testing.simulate_cuda().__enter__()
 flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-if kind == "file":
-    result = doctest.testfile(name, module_relative=False, optionflags=flags)
-else:
-    module = __import__(name, fromlist=["_"])
-    result = doctest.testmod(module, optionflags=flags)
-print(result)
+result = doctest.testfile(name, module_relative=False, optionflags=flags)
 sys.exit(result.failed != 0)
 """
-
-
-def run_examples(kind: str, name: str, *, is_simulated: bool) -> None:
-    command = [sys.executable, "-c", RUN, "yes" if is_simulated else "no", kind, name]
-    env = {key: os.environ[key] for key in os.environ if "NUMPY_RMM_" not in key}
-    done = subprocess.run(
-        command, env=env, cwd="/", capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if ">>> " in page.read_text()], ids=identify
 )
-def test_the_examples_of_a_page_are_true(page: Path) -> None:
+def test_the_examples_of_a_page_print_what_they_say(page: Path) -> None:
     is_simulated = "<!-- simulated device -->" in page.read_text()
-    run_examples("file", str(page), is_simulated=is_simulated)
+    command = [sys.executable, "-c", RUN, "yes" if is_simulated else "no", page]
+    environ = {key: os.environ[key] for key in os.environ if "NUMPY_RMM_" not in key}
+    done = subprocess.run(
+        command, env=environ, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_the_examples_of_a_module_are_true(name: str) -> None:
-    run_examples("module", name, is_simulated=False)
+def test_the_tables_are_what_the_core_says() -> None:
+    command = [sys.executable, ROOT / ".spin" / "tables.py", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -224,9 +224,7 @@ def maker(pool: Any, nbytes: int = TURN) -> Callable[[], np.ndarray]:
 def test_a_loop_of_temporaries_is_right_and_needs_little_memory(
     driver: Driver, stream: int, kind: str
 ) -> None:
-    # A copy of the simulator takes a millisecond, and more beside other work.
-    wait_limit = None if ON_GPU else 5.0
-    pool = hazards.make_pool(kind, "context", "below", TURN, wait_limit)
+    pool = hazards.make_pool(kind, "context", "below", TURN)
     ring = Ring(driver, 4000)
     temporaries(ring, stream, maker(pool))
     assert ring.wrong_turns() == []

@@ -232,7 +232,8 @@ nrm__entry_destroy(struct nrm__entry *entry)
     nrm__node_deallocate(entry, sizeof *entry);
 }
 
-/* In the overlay a range may start where an older one does: the newer one is on top. */
+/* A range may start where an older one does: in the overlay, and where managed memory was
+   unmapped by a reset of its context that we have not seen. The newer one is on top. */
 static void
 insert_locked(struct table *table, struct nrm__entry *entry, uintptr_t start,
               size_t nbytes)
@@ -242,7 +243,6 @@ insert_locked(struct table *table, struct nrm__entry *entry, uintptr_t start,
     entry->node.nbytes = nbytes;
     entry->below = NULL;
     if (floor != NULL && floor->node.start == start) {
-        NRM_ASSERT(table == &overlay);
         nrm__tree_remove(&table->tree, &floor->node);
         entry->below = floor;
     }
@@ -491,9 +491,28 @@ fork_parent(void)
     for_each_table(nrm__lock_fork_parent);
 }
 
+/* Managed memory is not mapped in a child. Its addresses are kept from the kernel, which
+   would give them to other blocks while arrays of the parent's still name them. */
+static void
+reserve_managed(const struct nrm__tree *tree)
+{
+    struct nrm__tree_node *node = nrm__tree_floor(tree, 0);
+    for (node = node != NULL ? node : nrm__tree_above(tree, 0); node != NULL;
+         node = nrm__tree_above(tree, node->start)) {
+        const struct nrm__entry *entry = entry_of(node);
+        if (entry->segment == NULL && entry->block.owner->kind == NRM_KIND_MANAGED) {
+            nrm__reserve(entry->block.ptr, entry->block.capacity);
+        }
+    }
+}
+
 static void
 fork_child(void)
 {
+    for (size_t i = 0; i < N_SHARDS; i++) {
+        reserve_managed(&shards[i].tree);
+    }
+    reserve_managed(&wide.tree);
     for_each_table(nrm__lock_fork_child);
 }
 

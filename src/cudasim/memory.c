@@ -244,8 +244,10 @@ cuMemAllocManaged(nrm_CUdeviceptr *ptr, size_t nbytes, unsigned int flags)
 
 /* ---- giving back ----------------------------------------------------------------- */
 
+/* With `keeps_addresses` nothing else is mapped there while the process lives: programs hold
+ * pointers into memory that a reset took away, and must not meet new memory by them. */
 static void
-unmap(struct sim_range *range)
+unmap(struct sim_range *range, bool keeps_addresses)
 {
     if (range->kind == SIM_DEVICE) {
         struct sim_device *device = &sim.devices[range->context->ordinal];
@@ -257,7 +259,14 @@ unmap(struct sim_range *range)
         }
     }
     else if (range->kind != SIM_REGISTERED) {
-        munmap((void *)range->start, round_up(range->nbytes, PAGE_NBYTES));
+        size_t mapped = round_up(range->nbytes, PAGE_NBYTES);
+        if (keeps_addresses) {
+            mmap((void *)range->start, mapped, PROT_NONE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+        }
+        else {
+            munmap((void *)range->start, mapped);
+        }
     }
     if (range->kind == SIM_HOST || range->kind == SIM_REGISTERED) {
         sim.page_locked_nbytes -= range->nbytes;
@@ -272,7 +281,7 @@ sim_range_give_back(struct sim_range *range)
 {
     nrm_CUresult result = sim_marker_wait(sim_marker_of_memory(range));
     if (result == NRM_CUDA_SUCCESS) {
-        unmap(range);
+        unmap(range, false);
     }
     return result;
 }
@@ -284,7 +293,7 @@ sim_memory_forget(struct nrm_CUctx_st *context)
     struct sim_range *range;
     while ((range = sim_range_at(i)) != NULL) {
         if (range->context == context) {
-            unmap(range);
+            unmap(range, true);
         }
         else {
             i++;

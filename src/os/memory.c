@@ -128,6 +128,27 @@ nrm__unmap(void *ptr, size_t nbytes)
     (void)nrm__discard(ptr, nbytes);
 }
 
+/* The kernel refuses the whole range when any of it is mapped, so it is tried page by page
+   then, in pieces that are halved: a few steps for the few mappings that there can be. */
+void
+nrm__reserve(void *ptr, size_t nbytes)
+{
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
+    void *got = mmap(ptr, nbytes, PROT_NONE, flags, -1, 0);
+    if (got == ptr) {
+        return;
+    }
+    if (got != MAP_FAILED) { /* a kernel that does not know the flag */
+        (void)munmap(got, nbytes);
+        return;
+    }
+    size_t half = nrm__align_down(nbytes / 2, nrm__page_size());
+    if (errno == EEXIST && half != 0) {
+        nrm__reserve(ptr, half);
+        nrm__reserve((char *)ptr + half, nbytes - half);
+    }
+}
+
 /* ---- resizing ---- */
 
 /* Whether the kernel would account for so much more memory. A move that it refuses

@@ -24,6 +24,10 @@ int nrm__map_hugetlb(size_t nbytes, void **out);
 
 void nrm__unmap(void *ptr, size_t nbytes);
 
+/* Keeps what is not mapped of the range from being mapped by the kernel's choice: nothing
+   can be read or written there. What is mapped stays as it is. */
+void nrm__reserve(void *ptr, size_t nbytes);
+
 /*
  * Resizes a mapping of nrm__map, in place or by moving its pages to an address of the
  * same `alignment`. Only for plain memory: registered and managed ranges never move.

@@ -10,8 +10,15 @@
 /*
  * Makes every page of a private, writable range present, keeping what is in it. Uses up
  * to `n_threads` threads (0: one for each core this process may use, at most 16), fewer
- * for small ranges. 0, or ENOMEM/EFAULT... when the kernel refused.
+ * for small ranges. Look first what the machine can give (os/system.h): a page that it does
+ * not have ends the process. 0.
  */
 int nrm__touch(void *ptr, size_t nbytes, int n_threads);
+
+/*
+ * The same by the kernel, which answers ENOMEM or EFAULT where a write would end the
+ * process: for ranges that may be incomplete or of hugetlbfs. Slower.
+ */
+int nrm__populate(void *ptr, size_t nbytes, int n_threads);
 
 #endif

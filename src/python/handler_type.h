@@ -7,7 +7,8 @@
 #include "python/handler.h"
 
 struct handler_object {
-    PyObject_HEAD PyObject *capsule;
+    PyObject ob_base; /* as PyObject_HEAD */
+    PyObject *capsule;
     struct handler *handler; /* in the capsule; NULL: not one of ours */
     PyObject *weakrefs;
 };

@@ -8,9 +8,10 @@
 #include "python/state.h"
 
 struct resource_object {
-    PyObject_HEAD nrm_resource *mr; /* owned; NULL before __init__ */
-    PyObject *upstream;             /* its MemoryResource; NULL: a source */
-    PyObject *handlers;             /* (threshold, fallback, immortal) -> Handler */
+    PyObject ob_base;   /* as PyObject_HEAD */
+    nrm_resource *mr;   /* owned; NULL before __init__ */
+    PyObject *upstream; /* its MemoryResource; NULL: a source */
+    PyObject *handlers; /* (threshold, fallback, immortal) -> Handler */
     PyObject *wrappers; /* the table of module_state, which this object leaves */
     void *callbacks;    /* of a callback resource, see callback.h; else NULL */
     PyObject *weakrefs;

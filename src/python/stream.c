@@ -14,8 +14,8 @@
 #include "python/signature.h"
 
 struct stream_object {
-    PyObject_HEAD nrm_stream
-        *stream; /* owned; NULL: the per-thread default stream of whoever uses it */
+    PyObject ob_base;   /* as PyObject_HEAD */
+    nrm_stream *stream; /* owned; NULL: the per-thread default one of whoever uses it */
 };
 
 #define STREAM_TEXT "obj"

@@ -208,7 +208,7 @@ map_hugetlb(const struct host *self, size_t nbytes, size_t alignment, void **out
     }
     bool usable =
         (self->numa_node < 0 || nrm__numa_bind(ptr, nbytes, self->numa_node) == 0) &&
-        nrm__touch(ptr, nbytes, self->touch_threads) == 0;
+        nrm__populate(ptr, nbytes, self->touch_threads) == 0;
     if (!usable) {
         nrm__unmap(ptr, nbytes);
         return false;

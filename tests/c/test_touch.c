@@ -104,8 +104,8 @@ TEST(what_the_kernel_refuses_is_an_error)
     char *ptr = NULL;
     REQUIRE_EQ(nrm__map(nbytes, nrm__page_size(), (void **)&ptr), 0);
     nrm__unmap(ptr + nbytes / 2, nrm__page_size()); /* a hole */
-    CHECK_EQ(nrm__touch(ptr, nbytes, 3), ENOMEM);
-    CHECK_EQ(nrm__touch(ptr, nbytes, 1), ENOMEM);
+    CHECK_EQ(nrm__populate(ptr, nbytes, 3), ENOMEM);
+    CHECK_EQ(nrm__populate(ptr, nbytes, 1), ENOMEM);
     nrm__unmap(ptr, nbytes / 2);
     nrm__unmap(ptr + nbytes / 2 + nrm__page_size(), nbytes / 2 - nrm__page_size());
 }
