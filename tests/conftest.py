@@ -89,7 +89,8 @@ def run_python(tmp_path: Path) -> Run:
         if not ON_GPU:
             environ.setdefault("NUMPY_RMM_CUDA_LIBRARY", "simulator")
         return subprocess.run(
-            [sys.executable, script],
+            # From 3.12 on os.fork warns where a driver has threads, ours or not.
+            [sys.executable, "-W", "ignore:This process:DeprecationWarning", script],
             env={**os.environ, **environ},
             cwd=tmp_path,
             capture_output=True,

@@ -77,11 +77,15 @@ class Row:
 # ---- running -------------------------------------------------------------------------
 
 
-def installed() -> tuple[list[type[hazards.Library]], list[str]]:
+def installed(names: list[str]) -> tuple[list[type[hazards.Library]], list[str]]:
     """The libraries that are here, and the names of those that are not."""
-    found, missing = list(hazards.RAW_LIBRARIES), []
-    for library in hazards.PYTHON_LIBRARIES:
-        if importlib.util.find_spec(library.name) is None:
+    found, missing = [], []
+    for library in hazards.RAW_LIBRARIES + hazards.PYTHON_LIBRARIES:
+        if names and library.name not in names:
+            continue
+        if library in hazards.RAW_LIBRARIES:
+            found.append(library)
+        elif importlib.util.find_spec(library.name) is None:
             missing.append(library.name)
         else:
             found.append(library)
@@ -106,13 +110,17 @@ def run_one(user: hazards.Library, case: Case) -> Row:
 
 
 def run_all(
-    driver: Driver, sizes: tuple[int, ...], limit: float
+    driver: Driver,
+    sizes: tuple[int, ...],
+    limit: float,
+    names: list[str],
+    kind: str | None,
 ) -> tuple[list[Row], list[str]]:
     """The rows that could be run within `limit` seconds, and what is missing."""
     rows = []
     end = time.monotonic() + limit
     has_managed = hazards.has_managed(driver)
-    libraries, missing = installed()
+    libraries, missing = installed(names)
     for library in libraries:
         try:
             user = library(driver)
@@ -123,7 +131,9 @@ def run_all(
         wanted = [
             case
             for case in cases(library, sizes)
-            if hazards.fits(case) and (has_managed or case.kind != "managed")
+            if hazards.fits(case)
+            and (has_managed or case.kind != "managed")
+            and kind in (None, case.kind)
         ]
         mine = [run_one(user, case) for case in wanted if time.monotonic() < end]
         if len(mine) < len(wanted):
@@ -244,9 +254,21 @@ def main() -> int:
         metavar="SECONDS",
         help="after which no more runs are started",
     )
+    parser.add_argument(
+        "--memory", choices=hazards.KINDS, help="only of this kind"
+    )
+    parser.add_argument(
+        "--library",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="only this one, as the table names it; may be given again",
+    )
     options = parser.parse_args()
     driver = driver_of(options.simulator)
-    rows, missing = run_all(driver, options.sizes, options.limit)
+    rows, missing = run_all(
+        driver, options.sizes, options.limit, options.library, options.memory
+    )
     described = machine(driver)
     print(report(rows, missing, described))
     if options.json:

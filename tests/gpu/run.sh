@@ -133,6 +133,7 @@ if has_module pytest; then
     export NUMPY_RMM_TEST_GPU=1
     run_pytest=("$python" -P -m pytest -q --durations=10 -p no:cacheprovider)
     has_module pytest_timeout && run_pytest+=(--timeout=100)
+    has_module xdist && run_pytest+=(-n 8 -p no:benchmark)
     # Side by side, as most of the suite needs one core and no GPU.
     stage suite 240 "${run_pytest[@]}" --ignore=tests/gpu \
         --junitxml="$results/suite.xml" &
