@@ -4,7 +4,7 @@
 
 Left: the speed of arithmetic on temporaries, as a share of what it would be if memory
 cost nothing; right: the rate of copies to the GPU. Without the second file there is
-only the left half. The machine stands under it. Needs matplotlib (``pip install --group
+only the left half. Under each half stands the machine it was measured on. Needs matplotlib (``pip install --group
 bench``).
 """
 
@@ -70,6 +70,13 @@ def draw_copies(axes: Any, record: Record) -> None:
     axes.set_xlabel("GB/s, by array size", fontsize=9)
 
 
+def caption(machine: dict[str, str]) -> str:
+    """What the figures were made on, in two lines."""
+    words = [f"{name} {machine[name]}" for name in NAMED if name in machine]
+    half = (len(words) + 1) // 2
+    return "\n".join("   ".join(line) for line in (words[:half], words[half:]))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Draw the picture of the README.")
     parser.add_argument(
@@ -83,7 +90,7 @@ def main() -> None:
     mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "numpy_rmm"})
     mpl.rcParams.update({"text.color": INK, "axes.labelcolor": INK, "font.size": 9})
     figure, axes = plt.subplots(
-        1, len(records), figsize=(5 * len(records), 3.4), squeeze=False
+        1, len(records), figsize=(5 * len(records), 3.6), squeeze=False
     )
     for place, record, draw in zip(
         axes[0], records, (draw_arithmetic, draw_copies), strict=False
@@ -91,13 +98,18 @@ def main() -> None:
         draw(place, record)
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="upper center", ncols=2, frameon=False)
-    machine = records[-1]["machine"]
-    words = [f"{name} {machine[name]}" for name in NAMED if name in machine]
-    half = (len(words) + 1) // 2
-    lines = [words] if len(records) > 1 else [words[:half], words[half:]]
-    caption = "\n".join("   ".join(line) for line in lines)
-    figure.text(0.5, 0.01, caption, ha="center", fontsize=7, color="#57606a")
-    figure.tight_layout(rect=(0, 0.03 + 0.03 * len(lines), 1, 0.94))
+    for place, record in zip(axes[0], records, strict=True):
+        place.text(
+            0.5,
+            -0.32,
+            caption(record["machine"]),
+            transform=place.transAxes,
+            ha="center",
+            va="top",
+            fontsize=7,
+            color="#57606a",
+        )
+    figure.tight_layout(rect=(0, 0, 1, 0.94))
     metadata = {"Date": None} if output.suffix == ".svg" else None
     figure.savefig(output, dpi=160, metadata=metadata)
 
