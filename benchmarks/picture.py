@@ -4,8 +4,8 @@
 
 Left: the speed of arithmetic on temporaries, as a share of what it would be if memory
 cost nothing; right: the rate of copies to the GPU. Without the second file there is
-only the left half. Under each half stands the machine it was measured on. Needs matplotlib (``pip install --group
-bench``).
+only the left half. Under each half stands the machine it was measured on. Needs
+matplotlib (``pip install --group bench``).
 """
 
 from __future__ import annotations

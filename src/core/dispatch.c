@@ -493,8 +493,9 @@ nrm_status
 nrm_block_find(const void *ptr, nrm_block_info *out)
 {
     struct nrm__block block;
-    if (!nrm__block_map_find(ptr, &block))
+    if (!nrm__block_map_find(ptr, &block)) {
         return NRM_NOT_FOUND;
+    }
     *out = (nrm_block_info){
         .resource = block.owner,
         .kind = block.owner->kind,

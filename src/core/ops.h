@@ -45,14 +45,14 @@ struct nrm__block {
     void *record;                 /* the owner's description of it */
     uint64_t tag;                 /* the owner's own; kept by an entry of the map */
     unsigned flags;
-    const char *reason;           /* static; see nrm_block_info */
+    const char *reason; /* static; see nrm_block_info */
 };
 
 enum {
     NRM__OPS_MAPPED = 1u << 0,    /* the dispatcher keeps its blocks in the block map */
     NRM__OPS_USER_CODE = 1u << 1, /* calls code that may need an interpreter */
     NRM__OPS_ADAPTOR = 1u << 2,   /* owns no blocks: forwards to upstreams */
-    NRM__OPS_OVERLAY = 1u << 3,   /* its blocks may lie inside blocks of resources that it
+    NRM__OPS_OVERLAY = 1u << 3, /* its blocks may lie inside blocks of resources that it
                                      does not know as its upstream (callbacks) */
 };
 
@@ -125,15 +125,15 @@ struct nrm__counters {
 struct nrm_resource {
     const struct nrm__ops *ops;
     nrm_kind kind;
-    unsigned flags;                /* of the ops, and inherited NRM__OPS_USER_CODE */
+    unsigned flags; /* of the ops, and inherited NRM__OPS_USER_CODE */
     size_t struct_nbytes;
-    atomic_size_t refcount;        /* of references and live blocks */
-    atomic_int device;             /* NRM_DEVICE_NONE until known */
-    nrm_resource *upstream;        /* retained; NULL: a source */
+    atomic_size_t refcount; /* of references and live blocks */
+    atomic_int device;      /* NRM_DEVICE_NONE until known */
+    nrm_resource *upstream; /* retained; NULL: a source */
     struct nrm__counters counters;
-    struct nrm__link all;          /* in the list of live resources */
-    atomic_int naming;             /* 0: no name, 1: being written, 2: `name` holds */
-    char name[65];                 /* in the registry when it was first bound */
+    struct nrm__link all; /* in the list of live resources */
+    atomic_int naming;    /* 0: no name, 1: being written, 2: `name` holds */
+    char name[65];        /* in the registry when it was first bound */
 };
 
 /* ---- for constructors: src/core/resource.c ---- */

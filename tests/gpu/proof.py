@@ -254,9 +254,7 @@ def main() -> int:
         metavar="SECONDS",
         help="after which no more runs are started",
     )
-    parser.add_argument(
-        "--memory", choices=hazards.KINDS, help="only of this kind"
-    )
+    parser.add_argument("--memory", choices=hazards.KINDS, help="only of this kind")
     parser.add_argument(
         "--library",
         action="append",

@@ -128,6 +128,7 @@ NRM_API NRM_NODISCARD nrm_status nrm_block_find(const void *ptr, nrm_block_info 
  * What the kernel says about the page at `ptr`: its size in bytes (0: unknown) and its
  * NUMA node (-1: unknown, or no page yet). Reads the process's maps: milliseconds.
  */
-NRM_API void nrm_page_info(const void *ptr, size_t *out_page_nbytes, int *out_numa_node);
+NRM_API void nrm_page_info(const void *ptr, size_t *out_page_nbytes,
+                           int *out_numa_node);
 
 #endif
