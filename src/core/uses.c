@@ -1,5 +1,5 @@
 /*
- * Context epochs and the retired list. uses.h says what they are for.
+ * Context epochs. uses.h says what they are for.
  *
  * `open_number` is the number of the open epoch. Whoever closes it makes the next number
  * visible first and records then, so a block stamped with the old number was given back
@@ -19,10 +19,7 @@
 #include "base/bits.h"
 #include "base/error.h"
 #include "base/lock.h"
-#include "core/background.h"
-#include "core/block_map.h"
 #include "core/hooks.h"
-#include "core/nodes.h"
 #include "cuda/event.h"
 #include "os/fork.h"
 #include "os/system.h"
@@ -44,8 +41,8 @@ struct slot {
 
 static atomic_uint_least64_t open_number = 1, done_number, recorded_number;
 static atomic_uint_least64_t lost_generations; /* + 1; 0: no device was lost */
-static atomic_uint_least64_t n_stamps,
-    n_stamps_closed; /* given out; in closed epochs */
+static atomic_uint_least64_t n_stamps;         /* given out */
+static atomic_uint_least64_t n_stamps_closed;  /* of them in closed epochs */
 static atomic_uint_least64_t n_closed, n_records, n_waits, n_polls;
 
 static struct nrm__lock epochs_lock = NRM__LOCK_INIT(NRM__RANK_EPOCHS);
@@ -61,10 +58,6 @@ static struct {
     uint64_t n_blocks;  /* of it */
     uint64_t pace_ns;   /* that the GPU has lately needed for one block */
 } patience;
-
-static struct nrm__lock retired_lock = NRM__LOCK_INIT(NRM__RANK_RETIRED);
-static struct nrm__link retired = {&retired, &retired};
-static atomic_size_t n_retired;
 
 /* ---- stamps ---- */
 
@@ -316,16 +309,15 @@ oldest_pending_locked(void)
 }
 
 /* Another epoch is the oldest: what the one before took from the first wait on, for each of
-   its blocks, is the pace of the GPU. Where nobody had to wait, it is faster than thought. */
+   its blocks, is the pace of the GPU: the slowest counts, and is forgotten by and by. */
 static void
 begin_patience_locked(const struct slot *oldest)
 {
     uint64_t now = nrm__clock_ns();
+    patience.pace_ns -= patience.pace_ns / 8;
     if (patience.waited_ns != 0 && patience.n_blocks != 0) {
-        patience.pace_ns = (now - patience.since_ns) / patience.n_blocks;
-    }
-    else {
-        patience.pace_ns /= 2;
+        uint64_t pace = (now - patience.since_ns) / patience.n_blocks;
+        patience.pace_ns = pace > patience.pace_ns ? pace : patience.pace_ns;
     }
     patience.number = oldest->number;
     patience.n_blocks = oldest->n_blocks;
@@ -412,158 +404,6 @@ nrm__epoch_forget_contexts(void)
     nrm__lock_release(&epochs_lock);
 }
 
-/* ---- the retired list ---- */
-
-/* The entry of the block in the ordered table, or a new one for a block of a segment. */
-static struct nrm__entry *
-entry_for(const struct nrm__block *block)
-{
-    if (block->segment == NULL) {
-        return block->record;
-    }
-    return nrm__node_allocate(sizeof(struct nrm__entry));
-}
-
-void
-nrm__retire(const struct nrm__block *block, uint64_t stamp)
-{
-    struct nrm__entry *entry = entry_for(block);
-    if (entry == NULL) {
-        /* No memory for a list node: better lost than handed out too early. */
-        nrm__lost_error_note(&(nrm_error){
-            .status = NRM_OUT_OF_MEMORY,
-            .message =
-                "a freed block was lost: no memory to note that the GPU may use it",
-            .requested_nbytes = block->nbytes,
-        });
-        return;
-    }
-    nrm_resource_retain(block->owner);
-    entry->block = *block;
-    entry->stamp = stamp;
-    nrm__lock_acquire(&retired_lock);
-    nrm__list_append(&retired, &entry->link);
-    nrm__lock_release(&retired_lock);
-    atomic_fetch_add(&n_retired, 1);
-    nrm__background_wake();
-}
-
-size_t
-nrm__retired_nbytes(const nrm_resource *owner)
-{
-    size_t nbytes = 0;
-    nrm__lock_acquire(&retired_lock);
-    for (struct nrm__link *link = retired.next; link != &retired; link = link->next) {
-        struct nrm__entry *entry = NRM__CONTAINER(link, struct nrm__entry, link);
-        if (owner == NULL || entry->block.owner == owner) {
-            nbytes += entry->block.capacity;
-        }
-    }
-    nrm__lock_release(&retired_lock);
-    return nbytes;
-}
-
-/* Moves what is done to `ready`; the newest stamp of what is left, 0: nothing is. The
-   GPU knows nothing of the pages of a forked child: there, everything is done. */
-static uint64_t
-take_ready(struct nrm__link *ready)
-{
-    bool forked = nrm__cuda_is_forked();
-    uint64_t newest = 0;
-    struct nrm__link *next;
-    nrm__list_init(ready);
-    nrm__lock_acquire(&retired_lock);
-    for (struct nrm__link *link = retired.next; link != &retired; link = next) {
-        struct nrm__entry *entry = NRM__CONTAINER(link, struct nrm__entry, link);
-        next = link->next;
-        if (forked || nrm__epoch_is_done(entry->stamp)) {
-            nrm__list_remove(link);
-            nrm__list_append(ready, link);
-        }
-        else if (entry->stamp > newest) {
-            newest = entry->stamp;
-        }
-    }
-    nrm__lock_release(&retired_lock);
-    return newest;
-}
-
-static size_t
-release_one(struct nrm__entry *entry)
-{
-    struct nrm__block block = entry->block;
-    size_t nbytes = block.capacity;
-    nrm_resource *owner = block.owner;
-    if (owner->ops->release_block != NULL) {
-        owner->ops->release_block(owner, &block);
-    }
-    else {
-        owner->ops->deallocate(owner, &block, NULL);
-    }
-    nrm__entry_destroy(entry);
-    nrm_resource_release(owner);
-    atomic_fetch_sub_explicit(&n_retired, 1, memory_order_release);
-    return nbytes;
-}
-
-static size_t
-release_all(struct nrm__link *ready)
-{
-    size_t nbytes = 0;
-    if (nrm__list_is_empty(ready)) {
-        return 0;
-    }
-    void *token = nrm__detach();
-    while (!nrm__list_is_empty(ready)) {
-        struct nrm__link *link = ready->next;
-        nrm__list_remove(link);
-        nbytes += release_one(NRM__CONTAINER(link, struct nrm__entry, link));
-    }
-    nrm__attach(token);
-    return nbytes;
-}
-
-size_t
-nrm__retired_release_done(void)
-{
-    struct nrm__link ready;
-    if (nrm__is_exiting() || nrm__retired_is_empty()) {
-        return 0;
-    }
-    (void)nrm__epoch_poll();
-    (void)take_ready(&ready);
-    return release_all(&ready);
-}
-
-size_t
-nrm__retired_drain(uint64_t limit_ns)
-{
-    struct nrm__link ready;
-    if (nrm__is_exiting() || nrm__retired_is_empty()) {
-        return 0;
-    }
-    (void)nrm__epoch_poll();
-    uint64_t newest = take_ready(&ready);
-    size_t nbytes = release_all(&ready);
-    if (newest > nrm__epoch_newest_recorded()) {
-        (void)nrm__epoch_close();
-    }
-    while (newest != 0) {
-        newest = take_ready(&ready);
-        nbytes += release_all(&ready);
-        if (newest == 0 || !nrm__epoch_wait(limit_ns, false)) {
-            break;
-        }
-    }
-    return nbytes;
-}
-
-bool
-nrm__retired_is_empty(void)
-{
-    return atomic_load(&n_retired) == 0;
-}
-
 /* ---- counts and fork ---- */
 
 void
@@ -589,14 +429,8 @@ static const struct nrm__fork_hook epochs_hook = {
     .lock = &epochs_lock,
 };
 
-static const struct nrm__fork_hook retired_hook = {
-    .rank = NRM__RANK_RETIRED,
-    .lock = &retired_lock,
-};
-
 __attribute__((constructor)) static void
-add_fork_hooks(void)
+add_fork_hook(void)
 {
     nrm__fork_hook_add(&epochs_hook);
-    nrm__fork_hook_add(&retired_hook);
 }
