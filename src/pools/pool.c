@@ -35,6 +35,7 @@
 #include "pools/pool_internal.h"
 
 #define WAIT_MIN_NBYTES NRM__MIB /* requests of fewer bytes never wait for the GPU */
+#define IDLE_FRACTION 16         /* of the memory that may lie idle in a host pool */
 #define PARKED_BLOCKS 4          /* parked blocks of the size asked that are let be */
 #define SLACK_SHIFT 3            /* a block that moves to grow gets an eighth more */
 #define SLACK_MIN_NBYTES (4 * NRM__KIB)
@@ -266,9 +267,11 @@ pool_allocate(nrm_resource *mr, const struct nrm__request *request,
 
 /* ---- deallocation ---- */
 
+/* Too much that is free, after a large block of plain memory, goes back in the background. */
 static void
 deallocate_block(struct nrm__pool *pool, uintptr_t start)
 {
+    struct nrm__segment *idle = NULL;
     nrm__lock_acquire(&pool->lock);
     struct nrm__pool_block *block =
         nrm__pool_block_of(nrm__tree_find(&pool->tree, start));
@@ -279,8 +282,12 @@ deallocate_block(struct nrm__pool *pool, uintptr_t start)
     }
     else {
         nrm__pool_free_locked(pool, block, false);
+        idle = nrm__pool_detach_idle_locked(pool, start);
     }
     nrm__lock_release(&pool->lock);
+    if (idle != NULL) {
+        (void)nrm__pool_drop_segment(pool, idle, true);
+    }
 }
 
 static void
@@ -568,6 +575,11 @@ set_policy(struct nrm__pool *pool, const nrm_pool_options *options)
                                                         : default_maximum(kind);
     pool->segment_nbytes =
         nrm__max((size_t)nrm_option_get(NRM_OPT_SEGMENT_NBYTES), NRM__HUGE_PAGE);
+    size_t idle_nbytes = (size_t)nrm_option_get(NRM_OPT_IDLE_LIMIT);
+    bool keeps_all = kind != NRM_KIND_HOST || nrm_resource_calls_user_code(&pool->base);
+    pool->idle_nbytes = keeps_all          ? SIZE_MAX
+                        : idle_nbytes != 0 ? idle_nbytes
+                                           : nrm__host_memory_nbytes() / IDLE_FRACTION;
     pool->epoch_nbytes = (size_t)nrm_option_get(NRM_OPT_EPOCH_NBYTES);
     pool->parked_limit = options->parked_limit != 0 &&
                                  options->parked_limit != NRM_SIZE_DEFAULT

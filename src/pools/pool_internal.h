@@ -41,6 +41,7 @@ struct nrm__pool {
     size_t granule;        /* block sizes are multiples of it, starts aligned to it */
     size_t maximum_nbytes; /* of all segments */
     size_t segment_nbytes; /* largest segment taken ahead of demand */
+    size_t idle_nbytes;    /* free bytes beyond which large free segments go back */
     bool tracked;          /* freed memory waits for its epoch */
     size_t epoch_nbytes, parked_limit;
     uint64_t wait_limit_ns;
@@ -118,6 +119,11 @@ nrm_status nrm__pool_grow(struct nrm__pool *pool, size_t nbytes, size_t alignmen
    upstream while more than `keep_nbytes` stay free. Returns bytes. */
 size_t nrm__pool_give_segments_back(struct nrm__pool *pool, size_t min_nbytes,
                                     size_t keep_nbytes);
+
+/* Takes the segment of a block out of the pool when it is free as a whole, was made for one
+   large block, and more than idle_nbytes are free; NULL: not so. */
+struct nrm__segment *nrm__pool_detach_idle_locked(struct nrm__pool *pool,
+                                                  uintptr_t start);
 
 /* A segment that is out of the pool goes back to the upstream; see nrm__give_back. */
 size_t nrm__pool_drop_segment(struct nrm__pool *pool, struct nrm__segment *segment,

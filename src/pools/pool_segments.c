@@ -85,6 +85,18 @@ whole_locked(struct nrm__pool *pool, struct nrm__segment *segment)
                : NULL;
 }
 
+/* Takes a segment that is free as a whole out of the pool. */
+static void
+detach_locked(struct nrm__pool *pool, struct nrm__segment *segment,
+              struct nrm__pool_block *block)
+{
+    nrm__pool_bin_remove_locked(pool, block);
+    nrm__tree_remove(&pool->tree, &block->node);
+    nrm__node_deallocate(block, sizeof *block);
+    nrm__list_remove(&segment->link);
+    pool->reserved_nbytes -= segment->nbytes;
+}
+
 /* Takes one segment that is free as a whole, and of more than `min_nbytes`, out of the
    pool; NULL: there is none, or less than `keep_nbytes` would stay free. */
 static struct nrm__segment *
@@ -98,14 +110,25 @@ detach_segment_locked(struct nrm__pool *pool, size_t min_nbytes, size_t keep_nby
             pool->free_nbytes - segment->nbytes < keep_nbytes) {
             continue;
         }
-        nrm__pool_bin_remove_locked(pool, block);
-        nrm__tree_remove(&pool->tree, &block->node);
-        nrm__node_deallocate(block, sizeof *block);
-        nrm__list_remove(&segment->link);
-        pool->reserved_nbytes -= segment->nbytes;
+        detach_locked(pool, segment, block);
         return segment;
     }
     return NULL;
+}
+
+struct nrm__segment *
+nrm__pool_detach_idle_locked(struct nrm__pool *pool, uintptr_t start)
+{
+    struct nrm__pool_block *block =
+        nrm__pool_block_of(nrm__tree_find(&pool->tree, start));
+    struct nrm__segment *segment = block->segment;
+    if (pool->free_nbytes <= pool->idle_nbytes ||
+        segment->nbytes <= pool->segment_nbytes ||
+        whole_locked(pool, segment) == NULL) {
+        return NULL;
+    }
+    detach_locked(pool, segment, block);
+    return segment;
 }
 
 size_t

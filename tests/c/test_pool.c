@@ -5,6 +5,7 @@
 #include "base/bits.h"
 #include "core/uses.h"
 #include "fixtures.h"
+#include "nrm/options.h"
 #include "pools/pool.h"
 
 #define N_SLOTS 200
@@ -308,6 +309,23 @@ TEST(sizes_that_grow_do_not_pile_up)
     }
     CHECK_LT(reserved_nbytes(mr), 400 * (int64_t)NRM__MIB);
     nrm_resource_release(mr);
+}
+
+TEST(free_memory_beyond_the_idle_limit_goes_back_without_a_trim)
+{
+    REQUIRE_OK(nrm_option_set(NRM_OPT_IDLE_LIMIT, "150 MiB"));
+    nrm_resource *mr = over_host();
+    void *ptrs[4];
+    for (int i = 0; i < 4; i++) {
+        ptrs[i] = allocate(mr, 100 * NRM__MIB);
+    }
+    for (int i = 0; i < 4; i++) {
+        CHECK_OK(nrm_resource_deallocate(mr, ptrs[i], 0, NULL));
+        nrm__pool_check(mr);
+    }
+    CHECK_EQ(reserved_nbytes(mr), 100 * (int64_t)NRM__MIB);
+    nrm_resource_release(mr);
+    REQUIRE_OK(nrm_option_set(NRM_OPT_IDLE_LIMIT, "0 B"));
 }
 
 TEST(trim_keeps_what_it_is_asked_to_keep)
