@@ -16,6 +16,7 @@
 #include "os/system.h"
 
 #define PAUSE_FIRST_NS UINT64_C(5000000)
+#define SETTLE_PAUSE_NS UINT64_C(200000)
 #define PAUSE_LAST_NS UINT64_C(500000000)
 
 enum state { ABSENT, STARTING, ASLEEP, AWAKE };
@@ -23,6 +24,7 @@ enum state { ABSENT, STARTING, ASLEEP, AWAKE };
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* guards sleeping only */
 static pthread_cond_t condition = PTHREAD_COND_INITIALIZER;
 static atomic_int state;
+static atomic_bool working; /* it may be inside the driver */
 
 static void
 sleep_until_woken(void)
@@ -51,7 +53,10 @@ run(void *unused)
             sleep_until_woken();
         }
         nrm__sleep_ns(pause);
-        if (nrm__retired_release_done() == 0 && pause < PAUSE_LAST_NS) {
+        atomic_store(&working, true);
+        size_t nbytes = nrm__is_exiting() ? 0 : nrm__retired_release_done();
+        atomic_store(&working, false);
+        if (nbytes == 0 && pause < PAUSE_LAST_NS) {
             pause *= 2;
         }
     }
@@ -101,6 +106,15 @@ nrm__background_wake(void)
     }
 }
 
+void
+nrm__background_settle(uint64_t limit_ns)
+{
+    uint64_t start = nrm__clock_ns();
+    while (atomic_load(&working) && nrm__clock_ns() - start < limit_ns) {
+        nrm__sleep_ns(SETTLE_PAUSE_NS);
+    }
+}
+
 bool
 nrm__background_is_running(void)
 {
@@ -113,6 +127,7 @@ fork_child(void)
     pthread_mutex_init(&mutex, NULL);
     pthread_cond_init(&condition, NULL);
     atomic_store(&state, ABSENT);
+    atomic_store(&working, false);
 }
 
 static const struct nrm__fork_hook fork_hook = {

@@ -8,9 +8,14 @@
 #define NRM_CORE_BACKGROUND_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 /* Something was retired. Cheap; called from an array's deallocation. */
 void nrm__background_wake(void);
+
+/* After nrm__exit_begin: returns when it is out of the driver, which is about to unload
+   itself, or after `limit_ns`. */
+void nrm__background_settle(uint64_t limit_ns);
 
 bool nrm__background_is_running(void);
 

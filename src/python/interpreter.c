@@ -10,8 +10,11 @@
 
 #include <stdatomic.h>
 
+#include "core/background.h"
 #include "core/hooks.h"
 #include "cuda/driver.h"
+
+#define EXIT_SETTLE_NS UINT64_C(200000000) /* for a driver call of ours in progress */
 
 /* ---- detach and attach ---- */
 
@@ -93,6 +96,7 @@ exit_begin(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
     nrm__exit_begin();
     nrm__cuda_exit_begin();
+    nrm__background_settle(EXIT_SETTLE_NS);
     Py_RETURN_NONE;
 }
 
