@@ -35,8 +35,6 @@ made(struct module_state *state, nrm_status status, nrm_resource *mr)
 static int
 huge_pages_argument(PyObject *value, nrm_huge_pages *out)
 {
-    static const char *const words[] = {"auto", NULL};
-    int index;
     if (value == NULL) {
         *out = NRM_HUGE_PAGES_AUTO;
         return 0;
@@ -45,14 +43,14 @@ huge_pages_argument(PyObject *value, nrm_huge_pages *out)
         *out = value == Py_True ? NRM_HUGE_PAGES_ALWAYS : NRM_HUGE_PAGES_NEVER;
         return 0;
     }
-    if (!PyUnicode_Check(value)) {
-        PyErr_Format(PyExc_TypeError,
-                     "huge_pages must be 'auto', True or False, not %.100s",
-                     Py_TYPE(value)->tp_name);
-        return -1;
+    if (PyUnicode_Check(value) &&
+        PyUnicode_CompareWithASCIIString(value, "auto") == 0) {
+        *out = NRM_HUGE_PAGES_AUTO;
+        return 0;
     }
-    *out = NRM_HUGE_PAGES_AUTO;
-    return arg_choice(value, "huge_pages", words, &index);
+    PyErr_Format(PyUnicode_Check(value) ? PyExc_ValueError : PyExc_TypeError,
+                 "huge_pages must be 'auto', True or False, not %R", value);
+    return -1;
 }
 
 static nrm_resource *

@@ -5,10 +5,27 @@
  */
 #include "python/options.h"
 
+#include <stdio.h>
+
 #include "nrm/options.h"
 #include "python/args.h"
 #include "python/errors.h"
 #include "python/signature.h"
+
+/* Raises a KeyError that lists the options there are. */
+static void
+unknown_option(PyObject *name)
+{
+    char known[512] = "";
+    size_t length = 0;
+    for (int i = 0; i < NRM_OPT_COUNT && length < sizeof known; i++) {
+        nrm_option_info info;
+        nrm_option_info_get((nrm_option)i, &info);
+        length += (size_t)snprintf(known + length, sizeof known - length, "%s%s",
+                                   i == 0 ? "" : ", ", info.name);
+    }
+    PyErr_Format(PyExc_KeyError, "no option is named %R; known: %s", name, known);
+}
 
 static int
 find(PyObject *name, nrm_option *out)
@@ -18,7 +35,7 @@ find(PyObject *name, nrm_option *out)
         return -1;
     }
     if (nrm_option_find(text, out) != NRM_OK) {
-        PyErr_SetObject(PyExc_KeyError, name);
+        unknown_option(name);
         return -1;
     }
     return 0;
