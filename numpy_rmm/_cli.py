@@ -6,6 +6,7 @@ belongs to the program: an option parser would look for its own options there.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 
@@ -58,6 +59,9 @@ def info(arguments: Sequence[str]) -> int:
 
     if arguments:
         raise UsageError(f"info takes no arguments, {arguments[0]!r} was given")
+    # So that the devices can be listed; why they cannot is part of what is printed.
+    with contextlib.suppress(numpy_rmm.CudaError):
+        numpy_rmm._core._cuda_initialize()
     print(numpy_rmm.info())
     return 0
 

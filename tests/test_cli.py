@@ -272,6 +272,18 @@ def test_info_prints_the_report(tmp_path: Path) -> None:
     assert re.search(r"pinned_threshold\b.*128 KiB", done.stdout)
 
 
+def test_info_lists_the_devices_and_their_attributes(tmp_path: Path) -> None:
+    done = numpy_rmm_command(
+        tmp_path,
+        "info",
+        NUMPY_RMM_CUDA_LIBRARY="simulator",
+        NUMPY_RMM_SIMULATED_DEVICES="2",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "device 1:" in done.stdout
+    assert "concurrent_managed_access 1" in done.stdout
+
+
 VERDICT = re.compile(
     r"(array arithmetic \d+\.\d+ × .*; 0 lines changed|no gain here, because .+)"
 )
