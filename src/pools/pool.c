@@ -156,6 +156,19 @@ close_full_epoch(struct nrm__pool *pool)
     }
 }
 
+/* What a large array left behind and the GPU is done with. */
+static void
+give_idle_back(struct nrm__pool *pool)
+{
+    nrm__lock_acquire(&pool->lock);
+    nrm__pool_reclaim_locked(pool);
+    bool is_idle = pool->free_nbytes > pool->idle_nbytes;
+    nrm__lock_release(&pool->lock);
+    if (is_idle) {
+        nrm__pool_give_idle_back(pool);
+    }
+}
+
 /* After a context was reset by somebody else the segment is registered anew. */
 static nrm_status
 renew_segment(struct nrm__pool *pool, struct nrm__segment *segment)
@@ -236,6 +249,7 @@ allocate_block(struct nrm__pool *pool, const struct nrm__request *request,
     }
     if (pool->tracked) {
         close_full_epoch(pool);
+        give_idle_back(pool);
     }
     if (gpu_visible) {
         NRM_TRY(check_usable(pool));
@@ -267,26 +281,25 @@ pool_allocate(nrm_resource *mr, const struct nrm__request *request,
 
 /* ---- deallocation ---- */
 
-/* Too much that is free, after a large block of plain memory, goes back in the background. */
 static void
 deallocate_block(struct nrm__pool *pool, uintptr_t start)
 {
-    struct nrm__segment *idle = NULL;
     nrm__lock_acquire(&pool->lock);
     struct nrm__pool_block *block =
         nrm__pool_block_of(nrm__tree_find(&pool->tree, start));
     NRM_ASSERT(block != NULL && block->state == NRM__POOL_CLAIMED);
+    bool is_large = block->segment->nbytes > pool->segment_nbytes;
     pool->live_nbytes -= nrm__pool_size_of(block);
     if (pool->tracked) {
         nrm__pool_park_locked(pool, block);
     }
     else {
         nrm__pool_free_locked(pool, block, false);
-        idle = nrm__pool_detach_idle_locked(pool, start);
     }
+    bool is_idle = is_large && pool->free_nbytes > pool->idle_nbytes;
     nrm__lock_release(&pool->lock);
-    if (idle != NULL) {
-        (void)nrm__pool_drop_segment(pool, idle, true);
+    if (is_idle) {
+        nrm__pool_give_idle_back(pool);
     }
 }
 
@@ -576,7 +589,8 @@ set_policy(struct nrm__pool *pool, const nrm_pool_options *options)
     pool->segment_nbytes =
         nrm__max((size_t)nrm_option_get(NRM_OPT_SEGMENT_NBYTES), NRM__HUGE_PAGE);
     size_t idle_nbytes = (size_t)nrm_option_get(NRM_OPT_IDLE_LIMIT);
-    bool keeps_all = kind != NRM_KIND_HOST || nrm_resource_calls_user_code(&pool->base);
+    bool keeps_all = kind == NRM_KIND_DEVICE ||
+                     nrm_resource_calls_user_code(&pool->base);
     pool->idle_nbytes = keeps_all          ? SIZE_MAX
                         : idle_nbytes != 0 ? idle_nbytes
                                            : nrm__host_memory_nbytes() / IDLE_FRACTION;

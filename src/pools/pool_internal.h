@@ -120,10 +120,9 @@ nrm_status nrm__pool_grow(struct nrm__pool *pool, size_t nbytes, size_t alignmen
 size_t nrm__pool_give_segments_back(struct nrm__pool *pool, size_t min_nbytes,
                                     size_t keep_nbytes);
 
-/* Takes the segment of a block out of the pool when it is free as a whole, was made for one
-   large block, and more than idle_nbytes are free; NULL: not so. */
-struct nrm__segment *nrm__pool_detach_idle_locked(struct nrm__pool *pool,
-                                                  uintptr_t start);
+/* While more than idle_nbytes are free: gives segments that were made for one large block
+   and are free as a whole back, in the background. */
+void nrm__pool_give_idle_back(struct nrm__pool *pool);
 
 /* A segment that is out of the pool goes back to the upstream; see nrm__give_back. */
 size_t nrm__pool_drop_segment(struct nrm__pool *pool, struct nrm__segment *segment,

@@ -116,21 +116,6 @@ detach_segment_locked(struct nrm__pool *pool, size_t min_nbytes, size_t keep_nby
     return NULL;
 }
 
-struct nrm__segment *
-nrm__pool_detach_idle_locked(struct nrm__pool *pool, uintptr_t start)
-{
-    struct nrm__pool_block *block =
-        nrm__pool_block_of(nrm__tree_find(&pool->tree, start));
-    struct nrm__segment *segment = block->segment;
-    if (pool->free_nbytes <= pool->idle_nbytes ||
-        segment->nbytes <= pool->segment_nbytes ||
-        whole_locked(pool, segment) == NULL) {
-        return NULL;
-    }
-    detach_locked(pool, segment, block);
-    return segment;
-}
-
 size_t
 nrm__pool_drop_segment(struct nrm__pool *pool, struct nrm__segment *segment, bool later)
 {
@@ -157,6 +142,23 @@ nrm__pool_give_segments_back(struct nrm__pool *pool, size_t min_nbytes,
             return nbytes;
         }
         nbytes += nrm__pool_drop_segment(pool, segment, false);
+    }
+}
+
+void
+nrm__pool_give_idle_back(struct nrm__pool *pool)
+{
+    for (;;) {
+        nrm__lock_acquire(&pool->lock);
+        struct nrm__segment *segment =
+            pool->free_nbytes > pool->idle_nbytes
+                ? detach_segment_locked(pool, pool->segment_nbytes, 0)
+                : NULL;
+        nrm__lock_release(&pool->lock);
+        if (segment == NULL) {
+            return;
+        }
+        (void)nrm__pool_drop_segment(pool, segment, true);
     }
 }
 

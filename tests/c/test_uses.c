@@ -6,6 +6,7 @@
 #include "core/exchange.h"
 #include "core/hooks.h"
 #include "fixtures.h"
+#include "nrm/options.h"
 #include "os/system.h"
 #include "pools/pool.h"
 #include "simulator.h"
@@ -287,6 +288,24 @@ TEST_EACH(trim_gives_nothing_back_that_is_in_use, kinds)
     CHECK_GT(given, 0u);
     CHECK_EQ(reserved_nbytes(program.pool), 0);
     end(&program);
+}
+
+TEST_EACH(a_large_block_that_lies_idle_goes_back_when_the_gpu_is_done, kinds)
+{
+    REQUIRE_OK(nrm_option_set(NRM_OPT_IDLE_LIMIT, "50 MiB"));
+    struct program program = begin(NULL, row, NULL);
+    void *large = allocate(program.pool, 100 * NRM__MIB);
+    hold(&program);
+    copy_to_device(&program, large);
+    deallocate(&program, large);
+    deallocate(&program, allocate(program.pool, BLOCK));
+    CHECK_GE(reserved_nbytes(program.pool), 100 * (int64_t)NRM__MIB);
+    let_go(&program);
+    deallocate(&program, allocate(program.pool, BLOCK));
+    deallocate(&program, allocate(program.pool, BLOCK));
+    CHECK_LT(reserved_nbytes(program.pool), 100 * (int64_t)NRM__MIB);
+    end(&program);
+    REQUIRE_OK(nrm_option_set(NRM_OPT_IDLE_LIMIT, "0 B"));
 }
 
 TEST_EACH(a_cut_off_tail_waits_for_the_gpu_too, kinds)

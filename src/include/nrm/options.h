@@ -32,33 +32,33 @@ typedef enum nrm_option_source {
  * X(id, name, type, default number, choices "a|b" or default text, what it means)
  * A choice's number is its index.
  */
-#define NRM_OPTION_ROWS(X)                                                                \
-    X(PINNED_THRESHOLD, "pinned_threshold", SIZE, 65536, "",                              \
-      "arrays of fewer bytes get ordinary memory from a pinned handler")                  \
-    X(REUSE, "reuse", CHOICE, 0, "context|immediate",                                     \
-      "when freed pinned or managed memory may be handed out again")                      \
-    X(EPOCH_NBYTES, "epoch_nbytes", SIZE, 1048576, "",                                    \
-      "freed bytes after which an allocation records an event")                           \
-    X(PARKED_LIMIT, "parked_limit", SIZE, 16777216, "",                                   \
-      "freed bytes in use by the GPU beyond which an allocation waits; at least four "    \
-      "blocks of the size asked for")                                                     \
-    X(WAIT_LIMIT, "wait_limit", TIME, 20000000, "",                                       \
-      "longest such wait, unless the GPU has lately needed longer (at most 1 s)")         \
-    X(ON_EXHAUSTED, "on_exhausted", CHOICE, 0, "auto|host|error|wait",                    \
-      "what a full pool does; auto: host for \"pinned\", error for the others")           \
-    X(SEGMENT_NBYTES, "segment_nbytes", SIZE, 67108864, "",                               \
-      "largest segment that a pool takes ahead of what is asked for")                     \
-    X(IDLE_LIMIT, "idle_limit", SIZE, 0, "",                                              \
-      "free bytes that a host pool keeps when a large array dies; 0: a sixteenth of the " \
-      "memory")                                                                           \
-    X(DEVICE, "device", INT, 0, "",                                                       \
-      "device whose context is used where the program has none")                          \
-    X(TOUCH_THREADS, "touch_threads", INT, 0, "",                                         \
-      "threads that touch new page-locked memory; 0: one for each core, at most 16")      \
-    X(HUGE_PAGE_THRESHOLD, "huge_page_threshold", SIZE, 4194304, "",                      \
-      "host blocks of this many bytes and more ask for huge pages")                       \
-    X(CUDA_LIBRARY, "cuda_library", TEXT, 0, "",                                          \
-      "path of the CUDA driver library, or \"simulator\"")                                \
+#define NRM_OPTION_ROWS(X)                                                             \
+    X(PINNED_THRESHOLD, "pinned_threshold", SIZE, 65536, "",                           \
+      "arrays of fewer bytes get ordinary memory from a pinned handler")               \
+    X(REUSE, "reuse", CHOICE, 0, "context|immediate",                                  \
+      "when freed pinned or managed memory may be handed out again")                   \
+    X(EPOCH_NBYTES, "epoch_nbytes", SIZE, 1048576, "",                                 \
+      "freed bytes after which an allocation records an event")                        \
+    X(PARKED_LIMIT, "parked_limit", SIZE, 16777216, "",                                \
+      "freed bytes in use by the GPU beyond which an allocation waits; at least four " \
+      "blocks of the size asked for")                                                  \
+    X(WAIT_LIMIT, "wait_limit", TIME, 20000000, "",                                    \
+      "longest such wait, unless the GPU has lately needed longer (at most 1 s)")      \
+    X(ON_EXHAUSTED, "on_exhausted", CHOICE, 0, "auto|host|error|wait",                 \
+      "what a full pool does; auto: host for \"pinned\", error for the others")        \
+    X(SEGMENT_NBYTES, "segment_nbytes", SIZE, 67108864, "",                            \
+      "largest segment that a pool takes ahead of what is asked for")                  \
+    X(IDLE_LIMIT, "idle_limit", SIZE, 0, "",                                           \
+      "free bytes that a pool keeps when a large array dies; 0: a sixteenth of the "   \
+      "memory")                                                                        \
+    X(DEVICE, "device", INT, 0, "",                                                    \
+      "device whose context is used where the program has none")                       \
+    X(TOUCH_THREADS, "touch_threads", INT, 0, "",                                      \
+      "threads that touch new page-locked memory; 0: one for each core, at most 16")   \
+    X(HUGE_PAGE_THRESHOLD, "huge_page_threshold", SIZE, 4194304, "",                   \
+      "host blocks of this many bytes and more ask for huge pages")                    \
+    X(CUDA_LIBRARY, "cuda_library", TEXT, 0, "",                                       \
+      "path of the CUDA driver library, or \"simulator\"")                             \
     X(DEBUG, "debug", BOOL, 0, "", "abort when an address is freed that is not ours")
 
 typedef enum nrm_option {
