@@ -168,7 +168,8 @@ carve_locked(struct nrm__pool *pool, struct nrm__pool_block *block, uintptr_t st
         }
         block = piece;
     }
-    if (nrm__pool_size_of(block) > nbytes) {
+    size_t least_rest = nbytes > pool->segment_nbytes ? NRM__MAP_PAGE : pool->granule;
+    if (nrm__pool_size_of(block) - nbytes >= least_rest) {
         struct nrm__pool_block *rest = split_locked(pool, block, nbytes);
         if (rest != NULL) {
             nrm__pool_bin_insert_locked(pool, rest);

@@ -41,7 +41,7 @@ take_segment(struct nrm__pool *pool, size_t nbytes, size_t alignment)
     struct nrm__segment *segment = NULL;
     struct nrm__pool_block *whole = NULL;
     NRM_TRY(nrm__allocate(upstream, &request, &block));
-    size_t usable = nrm__align_down(nrm__max(block.capacity, nbytes), pool->granule);
+    size_t usable = nrm__align_down(nbytes, pool->granule);
     nrm_status status = nrm__segment_create(&pool->base, block.ptr, usable, &segment);
     if (status != NRM_OK) {
         goto fail_segment;
@@ -227,7 +227,10 @@ next_segment_nbytes(struct nrm__pool *pool, size_t nbytes)
     size_t ahead = nrm__max(pool->reserved_nbytes, FIRST_SEGMENT_NBYTES);
     nrm__lock_release(&pool->lock);
     ahead = nrm__min(ahead, pool->segment_nbytes);
-    return nrm__align_up(nrm__max(ahead, nbytes), NRM__HUGE_PAGE);
+    /* A segment for one large block has room for nothing else, so that it is free again as
+       a whole when the block is. */
+    return nbytes > ahead ? nrm__align_up(nbytes, NRM__MAP_PAGE)
+                          : nrm__align_up(ahead, NRM__HUGE_PAGE);
 }
 
 nrm_status
