@@ -71,12 +71,12 @@ sys.exit(result.failed != 0)
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if ">>> " in page.read_text()], ids=identify
 )
-def test_the_examples_of_a_page_print_what_they_say(page: Path) -> None:
+def test_the_examples_of_a_page_print_what_they_say(page: Path, tmp_path: Path) -> None:
     is_simulated = "<!-- simulated device -->" in page.read_text()
     command = [sys.executable, "-c", RUN, "yes" if is_simulated else "no", page]
     environ = {key: os.environ[key] for key in os.environ if "NUMPY_RMM_" not in key}
     done = subprocess.run(
-        command, env=environ, capture_output=True, text=True, check=False
+        command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

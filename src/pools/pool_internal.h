@@ -121,7 +121,7 @@ size_t nrm__pool_give_segments_back(struct nrm__pool *pool, size_t min_nbytes,
                                     size_t keep_nbytes);
 
 /* While more than idle_nbytes are free: gives segments that were made for one large block
-   and are free as a whole back, in the background. */
+   and are free as a whole back. */
 void nrm__pool_give_idle_back(struct nrm__pool *pool);
 
 /* A segment that is out of the pool goes back to the upstream; see nrm__give_back. */

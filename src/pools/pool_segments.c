@@ -148,17 +148,21 @@ nrm__pool_give_segments_back(struct nrm__pool *pool, size_t min_nbytes,
 void
 nrm__pool_give_idle_back(struct nrm__pool *pool)
 {
-    for (;;) {
+    struct nrm__segment *segment;
+    do {
         nrm__lock_acquire(&pool->lock);
-        struct nrm__segment *segment =
-            pool->free_nbytes > pool->idle_nbytes
-                ? detach_segment_locked(pool, pool->segment_nbytes, 0)
-                : NULL;
+        segment = pool->free_nbytes > pool->idle_nbytes
+                      ? detach_segment_locked(pool, pool->segment_nbytes, 0)
+                      : NULL;
         nrm__lock_release(&pool->lock);
-        if (segment == NULL) {
-            return;
+        if (segment != NULL) {
+            (void)nrm__pool_drop_segment(pool, segment, pool->tracked);
         }
-        (void)nrm__pool_drop_segment(pool, segment, true);
+    } while (segment != NULL);
+    /* Of a tracked pool an allocation asks, and may call the driver. Plain memory is unmapped
+       where an array dies, as NumPy's default does it. */
+    if (pool->tracked) {
+        (void)nrm__retired_drain(0);
     }
 }
 

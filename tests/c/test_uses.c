@@ -304,6 +304,7 @@ TEST_EACH(a_large_block_that_lies_idle_goes_back_when_the_gpu_is_done, kinds)
     deallocate(&program, allocate(program.pool, BLOCK));
     deallocate(&program, allocate(program.pool, BLOCK));
     CHECK_LT(reserved_nbytes(program.pool), 100 * (int64_t)NRM__MIB);
+    CHECK(nrm__retired_is_empty());
     end(&program);
     REQUIRE_OK(nrm_option_set(NRM_OPT_IDLE_LIMIT, "0 B"));
 }
