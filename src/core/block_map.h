@@ -26,11 +26,12 @@ struct nrm__segment {
     struct nrm__block upstream;   /* the block of the upstream that it lies in */
     struct nrm__segment *shadows; /* the segment that it lies in, or NULL */
     void *extra;                  /* the owner's own; the lowest bit marks a slab's */
-    uint64_t generation;          /* of contexts, in which the upstream registered it */
-    struct nrm__entry *entry;     /* in the ordered table; NULL: in the page table */
-    struct nrm__link link;        /* in the owner's list */
-    atomic_uint readers;          /* look-ups in progress */
-    unsigned fork_depth;          /* of the process that made it */
+    atomic_uint_least64_t
+        generation;           /* of contexts, in which the upstream registered it */
+    struct nrm__entry *entry; /* in the ordered table; NULL: in the page table */
+    struct nrm__link link;    /* in the owner's list */
+    atomic_uint readers;      /* look-ups in progress */
+    unsigned fork_depth;      /* of the process that made it */
 };
 
 /* A segment that describes a range of its owner; not in the map yet. */
