@@ -34,6 +34,7 @@ MODULES = [
     "test_indexing",
 ]
 SERVED = 0.99
+IDLE_LIMIT = 1 << 30  # bytes that a pool may keep between two tests
 OUTCOMES = ("passed", "failed", "error", "skipped", "xfailed", "xpassed")
 
 Counts = dict[str, int]
@@ -57,6 +58,15 @@ class HandlerPlugin:
         if self.name is not None:
             numpy_rmm.set_handler(self.name, threshold=self.threshold)
             self.handler = numpy_rmm.get_handler()
+
+    def pytest_runtest_setup(self) -> None:
+        # NumPy's tests of large arrays skip themselves when little memory is free,
+        # and do not know that what a pool keeps would be used again.
+        if self.handler is not None:
+            resource = self.handler.resource
+            statistics = resource.statistics()
+            if statistics.reserved_bytes - statistics.current_bytes > IDLE_LIMIT:
+                resource.trim(0)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: Any) -> Generator[None, Any, Any]:
