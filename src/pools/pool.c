@@ -51,15 +51,30 @@ pool_from(nrm_resource *mr)
 
 /* ---- allocation ---- */
 
+/* What the pool takes for a request: whole granules, and room for a block that grows. */
+static size_t
+block_nbytes(const struct nrm__pool *pool, const struct nrm__request *request)
+{
+    size_t nbytes = request->nbytes;
+    if ((request->flags & NRM__REQUEST_GROWING) && nbytes >= SLACK_MIN_NBYTES &&
+        nbytes <= pool->maximum_nbytes / 2) {
+        nbytes += nbytes >> SLACK_SHIFT;
+    }
+    return nrm__align_up(nbytes, pool->granule);
+}
+
 static struct nrm__pool_block *
-try_take(struct nrm__pool *pool, size_t nbytes, size_t alignment, size_t *out_unclosed,
-         size_t *out_parked)
+try_take(struct nrm__pool *pool, const struct nrm__request *request, size_t nbytes,
+         size_t alignment, size_t *out_unclosed, size_t *out_parked)
 {
     nrm__lock_acquire(&pool->lock);
     if (pool->tracked) {
         nrm__pool_reclaim_locked(pool);
     }
     struct nrm__pool_block *block = nrm__pool_take_locked(pool, nbytes, alignment);
+    if (block != NULL) {
+        block->nbytes = request->nbytes; /* a look-up sees the block from here on */
+    }
     *out_unclosed = nrm__pool_unclosed_locked(pool);
     *out_parked = pool->parked_nbytes;
     nrm__lock_release(&pool->lock);
@@ -106,15 +121,17 @@ wait_for_epoch(struct nrm__pool *pool, uint64_t limit_ns)
    or from parked memory after a wait: in this order, each tried once more after it made
    progress. */
 static nrm_status
-find_memory(struct nrm__pool *pool, size_t nbytes, size_t alignment,
+find_memory(struct nrm__pool *pool, const struct nrm__request *request,
             struct nrm__pool_block **out)
 {
+    size_t nbytes = block_nbytes(pool, request);
+    size_t alignment = nrm__max(request->alignment, pool->granule);
     size_t unclosed, parked;
     bool may_wait = nbytes >= WAIT_MIN_NBYTES;
     size_t limit =
         nrm__max(pool->parked_limit, PARKED_BLOCKS * nrm__min(nbytes, NRM__GIB));
     for (;;) {
-        *out = try_take(pool, nbytes, alignment, &unclosed, &parked);
+        *out = try_take(pool, request, nbytes, alignment, &unclosed, &parked);
         if (*out != NULL) {
             return NRM_OK;
         }
@@ -205,17 +222,6 @@ check_usable(const struct nrm__pool *pool)
     return NRM_OK;
 }
 
-static size_t
-block_nbytes(const struct nrm__pool *pool, const struct nrm__request *request)
-{
-    size_t nbytes = request->nbytes;
-    if ((request->flags & NRM__REQUEST_GROWING) && nbytes >= SLACK_MIN_NBYTES &&
-        nbytes <= pool->maximum_nbytes / 2) {
-        nbytes += nbytes >> SLACK_SHIFT;
-    }
-    return nrm__align_up(nbytes, pool->granule);
-}
-
 static void
 fill(const struct nrm__pool_block *block, struct nrm__block *out)
 {
@@ -240,7 +246,6 @@ static nrm_status
 allocate_block(struct nrm__pool *pool, const struct nrm__request *request,
                struct nrm__block *out)
 {
-    size_t alignment = nrm__max(request->alignment, pool->granule);
     struct nrm__pool_block *block;
     bool gpu_visible = pool->base.kind == NRM_KIND_PINNED ||
                        pool->base.kind == NRM_KIND_MANAGED;
@@ -254,13 +259,12 @@ allocate_block(struct nrm__pool *pool, const struct nrm__request *request,
     if (gpu_visible) {
         NRM_TRY(check_usable(pool));
     }
-    NRM_TRY(find_memory(pool, block_nbytes(pool, request), alignment, &block));
+    NRM_TRY(find_memory(pool, request, &block));
     nrm_status status = renew_segment(pool, block->segment);
     if (status != NRM_OK) {
         untake(pool, block);
         return status;
     }
-    block->nbytes = request->nbytes;
     fill(block, out);
     if (block->is_zero) {
         out->flags |= NRM__BLOCK_IS_ZERO;

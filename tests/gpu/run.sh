@@ -133,12 +133,17 @@ if has_module pytest; then
     export NUMPY_RMM_TEST_GPU=1
     run_pytest=("$python" -P -m pytest -q --durations=10 -p no:cacheprovider)
     has_module pytest_timeout && run_pytest+=(--timeout=100)
-    has_module xdist && run_pytest+=(-n 8 -p no:benchmark)
-    # Side by side, as most of the suite needs one core and no GPU.
-    stage suite 240 "${run_pytest[@]}" --ignore=tests/gpu \
-        --junitxml="$results/suite.xml" &
+    workers=()
+    has_module xdist && workers=(-n 8 -p no:benchmark)
+    # Side by side, as most of the suite needs one core and no GPU; but what holds a
+    # stream, or counts the free memory of the device, must have the GPU for itself.
+    alone="tests/test_safe_reuse.py tests/test_rules.py"
+    shared=(--ignore=tests/gpu)
+    for file in $alone; do shared+=("--ignore=$file"); done
+    stage suite 240 "${run_pytest[@]}" "${workers[@]}" "${shared[@]}" \
+        --junitxml="$results/suite.xml"
+    stage held 200 "${run_pytest[@]}" $alone --junitxml="$results/held.xml"
     stage libraries 150 "${run_pytest[@]}" tests/gpu --junitxml="$results/libraries.xml"
-    wait
     unset NUMPY_RMM_TEST_GPU
 else
     skip tests "needs pytest (pip install pytest pytest-timeout)"
