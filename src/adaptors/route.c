@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "base/assert.h"
+#include "base/bits.h"
 #include "base/error.h"
 #include "base/lock.h"
 #include "core/hooks.h"
@@ -148,6 +149,24 @@ route_reallocate(nrm_resource *mr, struct nrm__block *block,
     return nrm__reallocate_in_place(branch, block, request);
 }
 
+/* ---- the short way ---- */
+
+/* Straight to the pool that serves small requests, or to the large resource's own. */
+static bool
+route_front(nrm_resource *mr, struct nrm__front *out)
+{
+    struct route *route = route_from(mr);
+    nrm_resource *first = route->small != NULL ? route->small : mr->upstream;
+    if (first->ops->front == NULL || !first->ops->front(first, out)) {
+        return false;
+    }
+    if (route->small != NULL) {
+        out->limit = nrm__min(out->limit, route->threshold - 1);
+        out->forbidden = &nrm__cuda_pageable_is_read;
+    }
+    return true;
+}
+
 /* ---- reports ---- */
 
 static void
@@ -239,6 +258,7 @@ static const struct nrm__ops route_ops = {
     .deallocate = route_deallocate,
     .reallocate = route_reallocate,
     .branch = route_branch,
+    .front = route_front,
     .trim = route_trim,
     .statistics = route_statistics,
     .fork_prepare = route_fork_prepare,

@@ -43,8 +43,10 @@ static const struct nrm__thread_state shared_state = {
                   "no record: the thread is ending, or there was no memory for one"},
 };
 
-static __thread struct nrm__thread_state *current
-    __attribute__((tls_model("initial-exec")));
+__thread struct nrm__thread_state *nrm__thread_state_current
+    __attribute__((tls_model("initial-exec"), visibility("hidden")));
+
+static void (*at_end)(struct nrm__thread_state *state);
 
 static struct {
     pthread_mutex_t lock;
@@ -69,7 +71,10 @@ on_thread_end(void *argument)
     if (++state->n_ends < LAST_END && pthread_setspecific(key, state) == 0) {
         return;
     }
-    current = get_shared();
+    if (at_end != NULL) {
+        at_end(state);
+    }
+    nrm__thread_state_current = get_shared();
     pthread_mutex_lock(&states.lock);
     state->next_free = states.free;
     states.free = state;
@@ -130,15 +135,21 @@ attach_state(void)
     if (has_key) {
         (void)pthread_setspecific(key, state);
     }
-    current = state;
+    nrm__thread_state_current = state;
     return state;
 }
 
 struct nrm__thread_state *
 nrm__thread_state(void)
 {
-    struct nrm__thread_state *state = current;
+    struct nrm__thread_state *state = nrm__thread_state_current;
     return state != NULL ? state : attach_state();
+}
+
+void
+nrm__thread_state_set_end(void (*end)(struct nrm__thread_state *state))
+{
+    at_end = end;
 }
 
 uint64_t
@@ -169,7 +180,7 @@ nrm__thread_states_fork_child(void)
     for (struct chunk *chunk = states.chunks; chunk != NULL; chunk = chunk->next) {
         for (size_t i = 0; i < chunk->n_used; i++) {
             struct nrm__thread_state *state = &chunk->slots[i].state;
-            if (state == current) {
+            if (state == nrm__thread_state_current) {
                 continue;
             }
             state->next_free = states.free;

@@ -17,17 +17,33 @@
 
 #define NRM__MAX_HELD 8
 
+struct nrm__cache;
+
 struct nrm__thread_state {
     nrm_error error;
     uint64_t id;                       /* of the thread; never used again; 0: shared */
     unsigned n_held;                   /* locks of ours that the thread holds */
     unsigned char held[NRM__MAX_HELD]; /* their ranks, ascending (debug builds) */
     unsigned n_ends;                   /* calls of the thread's destructors so far */
+    struct nrm__cache *cache;          /* core/cache.h; NULL: none */
     struct nrm__thread_state *next_free; /* while no thread has it */
 };
 
+extern __thread struct nrm__thread_state *nrm__thread_state_current
+    __attribute__((tls_model("initial-exec"), visibility("hidden")));
+
+/* NULL: this thread has none yet. */
+static inline struct nrm__thread_state *
+nrm__thread_state_now(void)
+{
+    return nrm__thread_state_current;
+}
+
 /* Never NULL, and never fails. */
 struct nrm__thread_state *nrm__thread_state(void);
+
+/* Once, before any thread ends: runs in each thread that ends, with its state. */
+void nrm__thread_state_set_end(void (*end)(struct nrm__thread_state *state));
 
 static inline bool
 nrm__thread_state_is_shared(const struct nrm__thread_state *state)

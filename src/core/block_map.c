@@ -23,22 +23,23 @@
 #include "base/bits.h"
 #include "base/error.h"
 #include "base/lock.h"
+#include "core/cache.h"
 #include "core/nodes.h"
 #include "os/fork.h"
 #include "os/memory.h"
 
-#define PAGE_SHIFT 16
-#define LEAF_BITS 16
-#define LEAF_PAGES ((size_t)1 << LEAF_BITS)
-#define N_LEAVES ((size_t)1 << (48 - PAGE_SHIFT - LEAF_BITS))
+#define PAGE_SHIFT NRM__MAP_PAGE_SHIFT
+#define LEAF_BITS NRM__MAP_LEAF_BITS
+#define LEAF_PAGES NRM__MAP_LEAF_PAGES
+#define N_LEAVES NRM__MAP_N_LEAVES
 #define N_SHARDS 64
 
 /* How many outer ranges of the overlay are tried when inner ones do not contain it. */
 #define OVERLAY_DEPTH 16
 
-typedef _Atomic(struct nrm__segment *) page_entry;
 
-static _Atomic(page_entry *) leaves[N_LEAVES];
+_Atomic(nrm__page_entry *) nrm__map_leaves[N_LEAVES];
+atomic_size_t nrm__map_n_overlay;
 
 struct table {
     struct nrm__lock lock;
@@ -47,7 +48,6 @@ struct table {
 
 static struct table shards[N_SHARDS];
 static struct table wide, overlay;
-static atomic_size_t n_overlay;
 
 static struct nrm__lock segments_lock = NRM__LOCK_INIT(NRM__RANK_NODES);
 static struct nrm__segment *free_segments; /* linked by `shadows` */
@@ -108,15 +108,15 @@ count_out(struct nrm__segment *segment)
 /* ---- the page table ---- */
 
 /* NULL: outside the 48 bits, or no leaf yet. */
-static page_entry *
+static nrm__page_entry *
 page_of(uintptr_t address)
 {
     size_t page = address >> PAGE_SHIFT;
     if (page >> LEAF_BITS >= N_LEAVES) {
         return NULL;
     }
-    page_entry *leaf =
-        atomic_load_explicit(&leaves[page >> LEAF_BITS], memory_order_acquire);
+    nrm__page_entry *leaf =
+        atomic_load_explicit(&nrm__map_leaves[page >> LEAF_BITS], memory_order_acquire);
     return leaf != NULL ? &leaf[page & (LEAF_PAGES - 1)] : NULL;
 }
 
@@ -124,16 +124,18 @@ static nrm_status
 make_leaf(size_t index)
 {
     void *memory;
-    page_entry *none = NULL;
-    if (atomic_load_explicit(&leaves[index], memory_order_acquire) != NULL) {
+    nrm__page_entry *none = NULL;
+    if (atomic_load_explicit(&nrm__map_leaves[index], memory_order_acquire) != NULL) {
         return NRM_OK;
     }
-    int code = nrm__map(LEAF_PAGES * sizeof(page_entry), nrm__page_size(), &memory);
+    int code =
+        nrm__map(LEAF_PAGES * sizeof(nrm__page_entry), nrm__page_size(), &memory);
     if (code != 0) {
         return nrm__error(NRM_OUT_OF_MEMORY, "no memory for the block map");
     }
-    if (!atomic_compare_exchange_strong(&leaves[index], &none, (page_entry *)memory)) {
-        nrm__unmap(memory, LEAF_PAGES * sizeof(page_entry));
+    if (!atomic_compare_exchange_strong(&nrm__map_leaves[index], &none,
+                                        (nrm__page_entry *)memory)) {
+        nrm__unmap(memory, LEAF_PAGES * sizeof(nrm__page_entry));
     }
     return NRM_OK;
 }
@@ -177,7 +179,7 @@ remove_pages(struct nrm__segment *segment)
 static struct nrm__segment *
 enter_page(uintptr_t address)
 {
-    page_entry *page = page_of(address);
+    nrm__page_entry *page = page_of(address);
     struct nrm__segment *segment;
     if (page == NULL) {
         return NULL;
@@ -248,7 +250,7 @@ insert_locked(struct table *table, struct nrm__entry *entry, uintptr_t start,
     }
     nrm__tree_insert(&table->tree, &entry->node);
     if (table == &overlay) {
-        atomic_fetch_add_explicit(&n_overlay, 1, memory_order_release);
+        atomic_fetch_add_explicit(&nrm__map_n_overlay, 1, memory_order_release);
     }
 }
 
@@ -276,7 +278,7 @@ remove_locked(struct table *table, struct nrm__entry *entry, uintptr_t start)
         top->below = entry->below;
     }
     if (table == &overlay) {
-        atomic_fetch_sub_explicit(&n_overlay, 1, memory_order_release);
+        atomic_fetch_sub_explicit(&nrm__map_n_overlay, 1, memory_order_release);
     }
     return true;
 }
@@ -317,8 +319,8 @@ find_in_table(struct table *table, uintptr_t address, struct nrm__block *out)
    (which wins unless the range lies inside it). Fills `out` for a block; for a segment
    counts into it and returns it. */
 static bool
-find_in_overlay(uintptr_t address, const struct nrm__segment *page,
-                struct nrm__segment **out_segment, struct nrm__block *out)
+find_inrm__map_n_overlay(uintptr_t address, const struct nrm__segment *page,
+                         struct nrm__segment **out_segment, struct nrm__block *out)
 {
     bool found = false;
     *out_segment = NULL;
@@ -375,9 +377,9 @@ nrm__block_map_find(const void *ptr, struct nrm__block *out)
     uintptr_t address = (uintptr_t)ptr;
     struct nrm__segment *segment = enter_page(address);
     out->owner = NULL;
-    if (atomic_load_explicit(&n_overlay, memory_order_acquire) != 0) {
+    if (atomic_load_explicit(&nrm__map_n_overlay, memory_order_acquire) != 0) {
         struct nrm__segment *inner;
-        if (find_in_overlay(address, segment, &inner, out)) {
+        if (find_inrm__map_n_overlay(address, segment, &inner, out)) {
             if (segment != NULL) {
                 count_out(segment);
             }
@@ -397,11 +399,27 @@ nrm__block_map_find(const void *ptr, struct nrm__block *out)
     return find_in_table(&wide, address, out);
 }
 
+/* The block was found before; what it lies in may have left meanwhile. */
+static bool
+claim_in_segment(struct nrm__block *block)
+{
+    struct nrm__segment *segment = block->segment;
+    if (segment->entry != NULL) { /* of the overlay: its owner looks under its lock */
+        return block->owner->ops->claim_block(block->owner, block);
+    }
+    nrm__page_entry *page = page_of((uintptr_t)block->ptr);
+    atomic_fetch_add(&segment->readers, 1);
+    bool claimed = atomic_load(page) == segment &&
+                   block->owner->ops->claim_block(block->owner, block);
+    count_out(segment);
+    return claimed;
+}
+
 bool
 nrm__block_map_claim(struct nrm__block *block)
 {
     if (block->segment != NULL) {
-        return block->owner->ops->claim_block(block->owner, block);
+        return claim_in_segment(block);
     }
     struct table *table = table_of(block);
     nrm__lock_acquire(&table->lock);
@@ -465,6 +483,7 @@ nrm__block_map_remove_segment(struct nrm__segment *segment)
            atomic_load(&segment->readers) != 0) {
         sched_yield();
     }
+    nrm__cache_synchronize();
 }
 
 /* ---- start and fork ---- */

@@ -13,6 +13,31 @@
 #include "core/ops.h"
 
 #define NRM__MAP_PAGE ((size_t)64 * 1024)
+#define NRM__MAP_PAGE_SHIFT 16
+#define NRM__MAP_LEAF_BITS 16
+#define NRM__MAP_LEAF_PAGES ((size_t)1 << NRM__MAP_LEAF_BITS)
+#define NRM__MAP_N_LEAVES ((size_t)1 << (48 - NRM__MAP_PAGE_SHIFT - NRM__MAP_LEAF_BITS))
+
+/* What stands first in a pool's description of a block. */
+struct nrm__live {
+    atomic_uintptr_t key; /* address of the block | NRM__LIVE or another state */
+    atomic_size_t nbytes; /* as requested, of a live one */
+    atomic_size_t capacity;
+    struct nrm__segment *segment;
+};
+
+/* Of the key: the block may be found and claimed, by changing it. Other states are the
+   owner's. Addresses are multiples of 64. */
+#define NRM__LIVE ((uintptr_t)1)
+#define NRM__STATE_MASK ((uintptr_t)63)
+
+/* Where the blocks of a segment start: one entry for each of its granules. */
+struct nrm__starts {
+    unsigned shift;  /* of a granule */
+    unsigned colour; /* bytes by which the owner may shift a block that fills it all */
+    size_t n;
+    _Atomic(struct nrm__live *) blocks[];
+};
 
 /*
  * A contiguous range that `owner` hands out in blocks. Segments come from and go back to
@@ -25,7 +50,7 @@ struct nrm__segment {
     nrm_resource *owner;          /* borrowed: it outlives its segments */
     struct nrm__block upstream;   /* the block of the upstream that it lies in */
     struct nrm__segment *shadows; /* the segment that it lies in, or NULL */
-    void *extra;                  /* the owner's own; the lowest bit marks a slab's */
+    void *extra; /* a slab's, with the lowest bit set; else a nrm__starts, or NULL */
     atomic_uint_least64_t
         generation;           /* of contexts, in which the upstream registered it */
     struct nrm__entry *entry; /* in the ordered table; NULL: in the page table */
@@ -44,6 +69,37 @@ nrm_status nrm__block_map_add_segment(struct nrm__segment *segment);
 
 /* Waits for look-ups in progress. Must not be called from find_block or claim_block. */
 void nrm__block_map_remove_segment(struct nrm__segment *segment);
+
+/* The segment of a page, unless it is known to lie elsewhere only; NULL: none. Whoever
+   reads more of it than its address sees to it that it stays: nrm__cache_enter. */
+typedef _Atomic(struct nrm__segment *) nrm__page_entry;
+extern _Atomic(nrm__page_entry *) nrm__map_leaves[NRM__MAP_N_LEAVES];
+extern atomic_size_t nrm__map_n_overlay; /* ranges that no page names */
+
+static inline struct nrm__segment *
+nrm__block_map_peek(uintptr_t address)
+{
+    size_t page = address >> NRM__MAP_PAGE_SHIFT;
+    if (page >> NRM__MAP_LEAF_BITS >= NRM__MAP_N_LEAVES) {
+        return NULL;
+    }
+    nrm__page_entry *leaf = atomic_load_explicit(
+        &nrm__map_leaves[page >> NRM__MAP_LEAF_BITS], memory_order_acquire);
+    return leaf != NULL ? atomic_load_explicit(&leaf[page & (NRM__MAP_LEAF_PAGES - 1)],
+                                               memory_order_acquire)
+                        : NULL;
+}
+
+/* The block that starts in the granule of an address; NULL: none does. */
+static inline struct nrm__live *
+nrm__starts_find(const struct nrm__segment *segment, uintptr_t address)
+{
+    const struct nrm__starts *starts = segment->extra;
+    size_t granule = (address - segment->start) >> starts->shift;
+    return granule < starts->n
+               ? atomic_load_explicit(&starts->blocks[granule], memory_order_acquire)
+               : NULL;
+}
 
 /* What the ordered tables hold: a block of a source, or a segment. The entry of a block
    that is retired goes on to the retired list (core/uses.c). */

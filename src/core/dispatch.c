@@ -13,7 +13,7 @@
 #include "base/assert.h"
 #include "base/bits.h"
 #include "base/error.h"
-#include "core/block_map.h"
+#include "core/cache.h"
 #include "core/hooks.h"
 #include "core/uses.h"
 #include "nrm/options.h"
@@ -28,27 +28,31 @@
 /* ---- counting ---- */
 
 static void
-raise_peak(atomic_int_least64_t *peak, int64_t value)
-{
-    int64_t seen = atomic_load_explicit(peak, memory_order_relaxed);
-    while (value > seen && !atomic_compare_exchange_weak_explicit(peak, &seen, value,
-                                                                  memory_order_relaxed,
-                                                                  memory_order_relaxed))
-        ;
-}
-
-static void
 add(atomic_int_least64_t *current, atomic_int_least64_t *peak, int64_t n)
 {
     int64_t now = atomic_fetch_add_explicit(current, n, memory_order_relaxed) + n;
     if (n > 0) {
-        raise_peak(peak, now);
+        nrm__raise_peak(peak, now);
     }
+}
+
+/* The counters of this thread, where it has any of the resource. */
+static struct nrm__shard *
+enter_shard(nrm_resource *mr, struct nrm__cache **out)
+{
+    return mr->ops->front != NULL ? nrm__cache_enter_shard(mr, out) : NULL;
 }
 
 static void
 count_allocation(nrm_resource *mr, size_t nbytes)
 {
+    struct nrm__cache *cache;
+    struct nrm__shard *shard = enter_shard(mr, &cache);
+    if (shard != NULL) {
+        nrm__shard_count_in(shard, nbytes);
+        nrm__cache_leave(cache);
+        return;
+    }
     struct nrm__counters *c = &mr->counters;
     add(&c->current_bytes, &c->peak_bytes, (int64_t)nbytes);
     add(&c->current_count, &c->peak_count, 1);
@@ -59,6 +63,13 @@ count_allocation(nrm_resource *mr, size_t nbytes)
 static void
 count_deallocation(nrm_resource *mr, size_t nbytes)
 {
+    struct nrm__cache *cache;
+    struct nrm__shard *shard = enter_shard(mr, &cache);
+    if (shard != NULL) {
+        nrm__shard_count_out(shard, nbytes);
+        nrm__cache_leave(cache);
+        return;
+    }
     struct nrm__counters *c = &mr->counters;
     add(&c->current_bytes, &c->peak_bytes, -(int64_t)nbytes);
     add(&c->current_count, &c->peak_count, -1);
@@ -68,11 +79,247 @@ count_deallocation(nrm_resource *mr, size_t nbytes)
 static void
 count_resize(nrm_resource *mr, size_t old_nbytes, size_t nbytes)
 {
+    struct nrm__cache *cache;
+    struct nrm__shard *shard = enter_shard(mr, &cache);
     struct nrm__counters *c = &mr->counters;
     int64_t grown = (int64_t)nbytes - (int64_t)old_nbytes;
+    if (shard != NULL) {
+        nrm__shard_publish(shard);
+    }
     add(&c->current_bytes, &c->peak_bytes, grown);
     if (grown > 0) {
         atomic_fetch_add_explicit(&c->total_bytes, grown, memory_order_relaxed);
+    }
+    if (shard != NULL) {
+        nrm__cache_leave(cache);
+    }
+}
+
+/* ---- the short way ---- */
+
+static bool
+is_open(const struct nrm__slot *slot)
+{
+    return slot->magazines != NULL &&
+           (slot->forbidden == NULL ||
+            !atomic_load_explicit(slot->forbidden, memory_order_acquire));
+}
+
+/* Makes a cell that this thread keeps live; NULL: it has none of that size. */
+static inline void *
+take_cell(struct nrm__magazines *magazines, size_t nbytes, struct nrm__block *out)
+{
+    struct nrm__magazine *magazine = &magazines->classes[nrm__slab_class_index(nbytes)];
+    if (magazine->n == 0) {
+        return NULL;
+    }
+    struct nrm__cell cell = magazine->cells[--magazine->n];
+    struct nrm__slab *slab = cell.record;
+    nrm__slab_set_live(slab, nrm__slab_cell_of(slab, (uintptr_t)cell.ptr), nbytes);
+    if (out != NULL) {
+        *out = (struct nrm__block){
+            .ptr = cell.ptr,
+            .nbytes = nbytes,
+            .capacity = slab->cell_nbytes,
+            .owner = slab->owner,
+            .segment = slab->segment,
+            .record = slab,
+            .tag = slab->generation,
+            .flags = NRM__BLOCK_IN_SLAB,
+        };
+    }
+    return cell.ptr;
+}
+
+static inline void *
+take_block(struct nrm__slot *slot, size_t nbytes, struct nrm__block *out)
+{
+    struct nrm__cell cell;
+    size_t capacity = nrm__cached_nbytes(nbytes, slot->granule);
+    if (!nrm__cache_take_block(slot->magazines, capacity, &cell)) {
+        return NULL;
+    }
+    struct nrm__live *block = cell.record;
+    atomic_store_explicit(&block->nbytes, nbytes, memory_order_relaxed);
+    atomic_store_explicit(&block->key, (uintptr_t)cell.ptr | NRM__LIVE,
+                          memory_order_release);
+    if (out != NULL) {
+        *out = (struct nrm__block){
+            .ptr = cell.ptr,
+            .nbytes = nbytes,
+            .capacity = capacity,
+            .owner = slot->pool,
+            .segment = block->segment,
+        };
+    }
+    return cell.ptr;
+}
+
+static inline void
+count_short(const struct nrm__slot *slot, size_t nbytes, bool in)
+{
+    void (*count)(struct nrm__shard *, size_t) = in ? nrm__shard_count_in
+                                                    : nrm__shard_count_out;
+    count(slot->own, nbytes);
+    if (slot->front != slot->own) {
+        count(slot->front, nbytes);
+    }
+}
+
+/* A block without a lock, a driver call or a wait; NULL: not so. */
+static inline void *
+allocate_short(nrm_resource *mr, size_t nbytes, struct nrm__block *out)
+{
+    struct nrm__cache *cache;
+    struct nrm__slot *slot = nrm__cache_enter_slot(mr, &cache);
+    if (slot == NULL) {
+        return NULL;
+    }
+    void *ptr = NULL;
+    if (nbytes <= slot->limit && is_open(slot)) {
+        ptr = nbytes <= NRM__SLAB_MAX ? take_cell(slot->magazines, nbytes, out)
+                                      : take_block(slot, nbytes, out);
+    }
+    if (ptr != NULL) {
+        count_short(slot, nbytes, true);
+    }
+    nrm__cache_leave(cache);
+    return ptr;
+}
+
+static inline bool
+has_room_for_cell(const struct nrm__magazines *magazines, const struct nrm__slab *slab)
+{
+    const struct nrm__magazine *magazine = &magazines->classes[slab->class_index];
+    return magazine->n < magazine->capacity;
+}
+
+static inline void
+keep_cell(struct nrm__magazines *magazines, struct nrm__slab *slab, void *ptr)
+{
+    struct nrm__magazine *magazine = &magazines->classes[slab->class_index];
+    magazine->cells[magazine->n++] = (struct nrm__cell){ptr, slab};
+}
+
+/* Claims what starts at an address for this thread to keep; its requested size, or 0: not
+   so. */
+static inline size_t
+claim_cell(struct nrm__magazines *magazines, struct nrm__slab *slab, void *ptr)
+{
+    uint32_t cell = nrm__slab_cell_of(slab, (uintptr_t)ptr);
+    bool starts_here = cell < slab->n_cells &&
+                       (uintptr_t)ptr == slab->start + (size_t)cell * slab->cell_nbytes;
+    if (!starts_here || !has_room_for_cell(magazines, slab)) {
+        return 0;
+    }
+    size_t nbytes = nrm__slab_claim_cell(slab, cell);
+    if (nbytes != 0) {
+        keep_cell(magazines, slab, ptr);
+    }
+    return nbytes;
+}
+
+static inline size_t
+claim_block(struct nrm__slot *slot, struct nrm__live *block, void *ptr)
+{
+    size_t capacity = atomic_load_explicit(&block->capacity, memory_order_relaxed);
+    uintptr_t live = (uintptr_t)ptr | NRM__LIVE;
+    if (capacity > slot->limit || !nrm__cache_has_room(slot->magazines, capacity)) {
+        return 0;
+    }
+    size_t nbytes = atomic_load_explicit(&block->nbytes, memory_order_relaxed);
+    if (!atomic_compare_exchange_strong_explicit(&block->key, &live, (uintptr_t)ptr,
+                                                 memory_order_acq_rel,
+                                                 memory_order_relaxed)) {
+        return 0;
+    }
+    nrm__cache_put_block(slot->magazines, capacity, (struct nrm__cell){ptr, block});
+    return nbytes;
+}
+
+static inline size_t
+claim(struct nrm__slot *slot, void *ptr)
+{
+    struct nrm__segment *segment = nrm__block_map_peek((uintptr_t)ptr);
+    if (segment == NULL || segment->owner != slot->pool) {
+        return 0;
+    }
+    if (nrm__segment_is_slab(segment)) {
+        return claim_cell(slot->magazines, nrm__slab_of_segment(segment), ptr);
+    }
+    struct nrm__live *block =
+        segment->extra != NULL ? nrm__starts_find(segment, (uintptr_t)ptr) : NULL;
+    return block != NULL ? claim_block(slot, block, ptr) : 0;
+}
+
+static inline bool
+keeps(const struct nrm__slot *slot)
+{
+    return is_open(slot) &&
+           !atomic_load_explicit(&slot->pool->is_closed, memory_order_relaxed);
+}
+
+/* Gives a block back without a lock; false: not so. */
+static inline bool
+deallocate_short(nrm_resource *mr, void *ptr)
+{
+    struct nrm__cache *cache;
+    struct nrm__slot *slot = nrm__cache_enter_slot(mr, &cache);
+    if (slot == NULL) {
+        return false;
+    }
+    size_t nbytes = 0;
+    if (keeps(slot) &&
+        atomic_load_explicit(&nrm__map_n_overlay, memory_order_acquire) == 0) {
+        nbytes = claim(slot, ptr);
+    }
+    if (nbytes != 0) {
+        count_short(slot, nbytes, false);
+    }
+    nrm__cache_leave(cache);
+    return nbytes != 0;
+}
+
+/* The same for a block that is claimed already, through a pool itself. */
+static bool
+keep_claimed(nrm_resource *pool, const struct nrm__block *block)
+{
+    struct nrm__cache *cache;
+    struct nrm__slot *slot =
+        pool->ops->take_back != NULL ? nrm__cache_enter_slot(pool, &cache) : NULL;
+    if (slot == NULL) {
+        return false;
+    }
+    bool kept = false;
+    if (keeps(slot) && (block->flags & NRM__BLOCK_IN_SLAB)) {
+        kept = has_room_for_cell(slot->magazines, block->record);
+        if (kept) {
+            keep_cell(slot->magazines, block->record, block->ptr);
+        }
+    }
+    if (kept) {
+        nrm__shard_count_out(slot->own, block->nbytes);
+    }
+    nrm__cache_leave(cache);
+    return kept;
+}
+
+/* Makes the short way for the next time. */
+static void
+prepare_short(nrm_resource *mr)
+{
+    struct nrm__cache *cache;
+    if (mr->ops->front == NULL) {
+        return;
+    }
+    struct nrm__slot *slot = nrm__cache_enter_slot(mr, &cache);
+    bool ready = false;
+    if (slot != NULL) {
+        ready = slot->magazines != NULL || atomic_load(&slot->pool->is_closed);
+        nrm__cache_leave(cache);
+    }
+    if (!ready && nrm__cache_make_slot(mr, &cache) != NULL) {
+        nrm__cache_leave(cache);
     }
 }
 
@@ -103,6 +350,12 @@ nrm__leads_to(nrm_resource *mr, const struct nrm__block *block)
     return mr != NULL;
 }
 
+static bool
+holds_itself(const nrm_resource *mr)
+{
+    return (mr->ops->flags & NRM__OPS_HOLDS) != 0;
+}
+
 /* Maps a block that a leaf has just made; on failure it goes back. */
 static nrm_status
 adopt(nrm_resource *mr, const struct nrm__request *request, struct nrm__block *block)
@@ -111,7 +364,6 @@ adopt(nrm_resource *mr, const struct nrm__request *request, struct nrm__block *b
     block->nbytes = request->nbytes;
     NRM_DEBUG_ASSERT(nrm__is_aligned(block->ptr, request->alignment));
     NRM_DEBUG_ASSERT(block->capacity >= request->nbytes);
-    nrm_resource_retain(mr);
     if (block->segment != NULL) {
         return NRM_OK;
     }
@@ -122,7 +374,6 @@ adopt(nrm_resource *mr, const struct nrm__request *request, struct nrm__block *b
         return NRM_OK;
     }
     mr->ops->deallocate(mr, block, request->stream);
-    nrm_resource_release(mr);
     return status;
 }
 
@@ -131,9 +382,26 @@ nrm__allocate(nrm_resource *mr, const struct nrm__request *request,
               struct nrm__block *out)
 {
     struct nrm__block block = {0};
-    NRM_TRY(mr->ops->allocate(mr, request, &block));
-    if (!is_adaptor(mr)) {
-        NRM_TRY(adopt(mr, request, &block));
+    bool short_way = mr->ops->take_back != NULL && request->stream == NULL &&
+                     request->alignment <= NRM__SLAB_ALIGNMENT &&
+                     !(request->flags & NRM__REQUEST_GROWING);
+    if (short_way && allocate_short(mr, request->nbytes, out) != NULL) {
+        return NRM_OK;
+    }
+    bool owns = !is_adaptor(mr);
+    bool retains = owns && !holds_itself(mr);
+    if (retains) {
+        nrm_resource_retain(mr); /* for the block, before anybody can find it */
+    }
+    nrm_status status = mr->ops->allocate(mr, request, &block);
+    if (status == NRM_OK && owns) {
+        status = adopt(mr, request, &block);
+    }
+    if (status != NRM_OK) {
+        if (retains) {
+            nrm_resource_release(mr);
+        }
+        return status;
     }
     count_allocation(mr, request->nbytes);
     *out = block;
@@ -150,8 +418,15 @@ is_retired_by_owner(const nrm_resource *mr)
 void
 nrm__deallocate(nrm_resource *mr, const struct nrm__block *block, nrm_stream *stream)
 {
+    if (keep_claimed(mr, block)) {
+        return;
+    }
     count_deallocation(mr, block->nbytes);
     if (is_adaptor(mr)) {
+        mr->ops->deallocate(mr, block, stream);
+        return;
+    }
+    if (holds_itself(mr)) {
         mr->ops->deallocate(mr, block, stream);
         return;
     }
@@ -167,12 +442,19 @@ void
 nrm__deallocate_later(nrm_resource *mr, const struct nrm__block *block)
 {
     /* Adaptors on the way count now; the owner gets the block when its epoch is done. */
-    for (; mr != block->owner; mr = branch_of(mr, block)) {
+    while (mr != block->owner) {
+        nrm_resource *next = branch_of(mr, block);
         count_deallocation(mr, block->nbytes);
+        if (mr->ops->forget_block != NULL) {
+            mr->ops->forget_block(mr, block);
+        }
+        mr = next;
     }
     count_deallocation(mr, block->nbytes);
     nrm__retire(block, nrm__epoch_stamp());
-    nrm_resource_release(mr);
+    if (!holds_itself(mr)) {
+        nrm_resource_release(mr);
+    }
 }
 
 void
@@ -311,9 +593,9 @@ zero(const struct nrm__block *block)
     nrm__attach(token);
 }
 
-static nrm_status
-allocate(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *stream,
-         unsigned flags, void **out)
+__attribute__((noinline)) static nrm_status
+allocate_long(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *stream,
+              unsigned flags, void **out)
 {
     struct nrm__request request;
     struct nrm__block block;
@@ -325,6 +607,7 @@ allocate(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *stream,
         *out = NULL;
         return NRM_OK;
     }
+    prepare_short(mr);
     request.flags = flags;
     status = nrm__allocate(mr, &request, &block);
     if (status != NRM_OK) {
@@ -335,6 +618,24 @@ allocate(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *stream,
     }
     *out = block.ptr;
     return NRM_OK;
+}
+
+static inline nrm_status
+allocate(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *stream,
+         unsigned flags, void **out)
+{
+    if (alignment <= NRM__SLAB_ALIGNMENT && nbytes != 0 && stream == NULL &&
+        (alignment & (alignment - 1)) == 0) {
+        void *ptr = allocate_short(mr, nbytes, NULL);
+        if (ptr != NULL) {
+            if (flags & NRM__REQUEST_ZEROED) {
+                memset(ptr, 0, nbytes);
+            }
+            *out = ptr;
+            return NRM_OK;
+        }
+    }
+    return allocate_long(mr, nbytes, alignment, stream, flags, out);
 }
 
 nrm_status
@@ -355,14 +656,11 @@ nrm_resource_allocate_zeroed(nrm_resource *mr, size_t nbytes, size_t alignment,
     return allocate(mr, nbytes, alignment, stream, NRM__REQUEST_ZEROED, out);
 }
 
-nrm_status
-nrm_resource_deallocate(nrm_resource *mr, void *ptr, size_t nbytes, nrm_stream *stream)
+__attribute__((noinline)) static nrm_status
+deallocate_long(nrm_resource *mr, void *ptr, nrm_stream *stream)
 {
-    (void)nbytes; /* a hint: what NumPy passes is not always what it asked for */
     struct nrm__block block;
-    if (ptr == NULL) {
-        return NRM_OK;
-    }
+    prepare_short(mr);
     NRM_TRY(find_own(mr, ptr, &block));
     nrm_resource *owner = block.owner;
     nrm_status status = NRM_OK;
@@ -374,6 +672,16 @@ nrm_resource_deallocate(nrm_resource *mr, void *ptr, size_t nbytes, nrm_stream *
     }
     nrm_resource_release(owner);
     return status;
+}
+
+nrm_status
+nrm_resource_deallocate(nrm_resource *mr, void *ptr, size_t nbytes, nrm_stream *stream)
+{
+    (void)nbytes; /* a hint: what NumPy passes is not always what it asked for */
+    if (ptr == NULL || (stream == NULL && deallocate_short(mr, ptr))) {
+        return NRM_OK;
+    }
+    return deallocate_long(mr, ptr, stream);
 }
 
 /* A new block, a copy, and the old one back: the old one stays whole on failure. */
@@ -482,6 +790,7 @@ nrm_resource_statistics(nrm_resource *mr, nrm_statistics *out)
         .total_count = atomic_load(&c->total_count),
         .errors = atomic_load(&c->errors),
     };
+    nrm__cache_add_statistics(mr, &statistics);
     if (mr->ops->statistics != NULL) {
         mr->ops->statistics(mr, &statistics);
     }

@@ -5,7 +5,7 @@
 #include "core/hooks.h"
 #include "core/registry.h"
 #include "core/uses.h"
-#include "cuda/driver.h"
+#include "cuda/device.h"
 #include "nrm/options.h"
 
 nrm_status
@@ -20,6 +20,7 @@ nrm__driver_exchange(const char *path)
     if (status != NRM_OK) {
         return status;
     }
+    nrm__cuda_note_devices();
     nrm__epoch_forget_contexts();
     (void)nrm__retired_release_done();
     nrm__warnings_rearm();

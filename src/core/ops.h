@@ -16,6 +16,7 @@
 #include "nrm/resource.h"
 
 struct nrm__segment;
+struct nrm__magazines;
 
 enum {
     NRM__REQUEST_ZEROED = 1u << 0,  /* the memory shall read as zero */
@@ -54,6 +55,19 @@ enum {
     NRM__OPS_ADAPTOR = 1u << 2,   /* owns no blocks: forwards to upstreams */
     NRM__OPS_OVERLAY = 1u << 3, /* its blocks may lie inside blocks of resources that it
                                      does not know as its upstream (callbacks) */
+    NRM__OPS_HOLDS = 1u << 4, /* holds itself while it has blocks (nrm__resource_hold):
+                                     the dispatcher takes no reference for each */
+    NRM__OPS_PLAIN = 1u
+        << 5, /* of a source: ordinary private pages, which may be dropped
+                                     and moved */
+};
+
+/* The short way of a request: see core/cache.h. */
+struct nrm__front {
+    nrm_resource *pool; /* that serves it, through nothing that must know */
+    size_t limit;       /* requests of more bytes go the long way */
+    size_t granule;     /* its blocks that are larger than cells are multiples of it */
+    const atomic_bool *forbidden; /* while it is true, all do; or NULL */
 };
 
 struct nrm__ops {
@@ -99,8 +113,18 @@ struct nrm__ops {
     /* Optional: adds reserved, parked, epochs, waits, fallbacks. */
     void (*statistics)(nrm_resource *self, nrm_statistics *out);
 
+    /* Optional: false when no request may take a short way. */
+    bool (*front)(nrm_resource *self, struct nrm__front *out);
+
+    /* Pools with a front: all that a thread kept comes back; empties `magazines`. */
+    void (*take_back)(nrm_resource *self, struct nrm__magazines *magazines);
+
     /* Adaptors: the upstream that a live block must be given back to, or NULL. */
     nrm_resource *(*branch)(nrm_resource *self, const struct nrm__block *block);
+
+    /* Adaptors, optional: a block goes back past this one (nrm__deallocate_later), which
+       does what its deallocate does besides passing it on. */
+    void (*forget_block)(nrm_resource *self, const struct nrm__block *block);
 
     /* Optional: checks every invariant, aborts on the first that fails (tests). */
     void (*check)(nrm_resource *self);
@@ -122,12 +146,26 @@ struct nrm__counters {
     atomic_int_least64_t errors;
 };
 
+static inline void
+nrm__raise_peak(atomic_int_least64_t *peak, int64_t value)
+{
+    int64_t seen = atomic_load_explicit(peak, memory_order_relaxed);
+    while (value > seen && !atomic_compare_exchange_weak_explicit(peak, &seen, value,
+                                                                  memory_order_relaxed,
+                                                                  memory_order_relaxed))
+        ;
+}
+
 struct nrm_resource {
     const struct nrm__ops *ops;
     nrm_kind kind;
     unsigned flags; /* of the ops, and inherited NRM__OPS_USER_CODE */
     size_t struct_nbytes;
-    atomic_size_t refcount; /* of references and live blocks */
+    /* References, of users and of live blocks; holds stand in the upper half. */
+    atomic_uint_least64_t refcount;
+    unsigned slot;          /* where a thread's cache looks for it: core/cache.h */
+    atomic_bool is_cached;  /* a thread keeps something of it: core/cache.h */
+    atomic_bool is_closed;  /* no thread keeps anything of it any more */
     atomic_int device;      /* NRM_DEVICE_NONE until known */
     nrm_resource *upstream; /* retained; NULL: a source */
     struct nrm__counters counters;
@@ -153,6 +191,11 @@ void nrm__resource_abandon(nrm_resource *mr);
 /* Calls `visit` for every live resource, each retained meanwhile, no lock held. */
 void nrm__resource_for_each(void (*visit)(nrm_resource *mr, void *context),
                             void *context);
+
+/* References that a pool holds to itself while it has blocks (NRM__OPS_HOLDS). The last
+   one may end it: unhold with no lock held, and touch it no more. */
+void nrm__resource_hold(nrm_resource *mr);
+void nrm__resource_unhold(nrm_resource *mr, size_t n);
 
 /* False when the last reference and the last block are gone already. */
 bool nrm__resource_try_retain(nrm_resource *mr);

@@ -2,7 +2,9 @@
  * What all resources share: their life, their names, the list of those that live.
  *
  * A reference is held by whoever uses a resource and by every live block of it, so a pool
- * outlives its last array. The list of live resources exists for trim, for statistics and
+ * outlives its last array. A pool whose free blocks threads keep holds itself instead,
+ * while it has blocks that are not free: when its last user has gone, threads let go of
+ * what they kept. The list of live resources exists for trim, for statistics and
  * for the fork hooks, which take the locks of all of them.
  */
 #include "core/ops.h"
@@ -14,8 +16,11 @@
 #include "base/bits.h"
 #include "base/error.h"
 #include "base/lock.h"
+#include "core/cache.h"
 #include "core/nodes.h"
 #include "os/fork.h"
+
+#define HOLD (UINT64_C(1) << 32)
 
 static struct nrm__lock resources_lock = NRM__LOCK_INIT(NRM__RANK_RESOURCES);
 static struct nrm__link resources = {&resources, &resources};
@@ -36,7 +41,10 @@ nrm__resource_create(const struct nrm__ops *ops, nrm_kind kind, nrm_resource *up
     mr->flags = ops->flags;
     mr->struct_nbytes = struct_nbytes;
     mr->upstream = upstream;
+    static atomic_uint n_created;
     nrm__list_init(&mr->all);
+    mr->slot = nrm__cache_slot_of(ops, atomic_fetch_add_explicit(&n_created, 1,
+                                                                 memory_order_relaxed));
     atomic_init(&mr->refcount, 1);
     atomic_init(&mr->device, NRM_DEVICE_NONE);
     if (upstream != NULL) {
@@ -73,7 +81,7 @@ nrm_resource_retain(nrm_resource *mr)
 bool
 nrm__resource_try_retain(nrm_resource *mr)
 {
-    size_t count = atomic_load_explicit(&mr->refcount, memory_order_relaxed);
+    uint64_t count = atomic_load_explicit(&mr->refcount, memory_order_relaxed);
     while (count != 0) {
         if (atomic_compare_exchange_weak_explicit(&mr->refcount, &count, count + 1,
                                                   memory_order_acquire,
@@ -85,26 +93,62 @@ nrm__resource_try_retain(nrm_resource *mr)
 }
 
 void
-nrm_resource_release(nrm_resource *mr)
+nrm__resource_hold(nrm_resource *mr)
 {
-    /* A chain of adaptors and pools dies in a loop, not in a recursion. */
+    atomic_fetch_add_explicit(&mr->refcount, HOLD, memory_order_relaxed);
+}
+
+/* A chain of adaptors and pools dies in a loop, not in a recursion. */
+static void
+drop(nrm_resource *mr, uint64_t n)
+{
     while (mr != NULL) {
-        size_t before =
-            atomic_fetch_sub_explicit(&mr->refcount, 1, memory_order_acq_rel);
-        NRM_ASSERT(before != 0);
-        if (before != 1) {
+        uint64_t before =
+            atomic_fetch_sub_explicit(&mr->refcount, n, memory_order_acq_rel);
+        NRM_ASSERT(before >= n);
+        if (before != n) {
             return;
         }
         nrm__lock_acquire(&resources_lock);
         nrm__list_remove(&mr->all);
         nrm__lock_release(&resources_lock);
+        if (atomic_load(&mr->is_cached)) {
+            nrm__cache_forget(mr);
+        }
         if (mr->ops->finish != NULL) {
             mr->ops->finish(mr);
         }
         nrm_resource *upstream = mr->upstream;
         nrm__node_deallocate(mr, mr->struct_nbytes);
         mr = upstream;
+        n = 1;
     }
+}
+
+void
+nrm__resource_unhold(nrm_resource *mr, size_t n)
+{
+    drop(mr, n * HOLD);
+}
+
+void
+nrm_resource_release(nrm_resource *mr)
+{
+    if (mr == NULL) {
+        return;
+    }
+    uint64_t count = atomic_load_explicit(&mr->refcount, memory_order_relaxed);
+    bool is_last_user = (uint32_t)count == 1 && count != 1;
+    if (!is_last_user || !atomic_load(&mr->is_cached) || atomic_load(&mr->is_closed)) {
+        drop(mr, 1);
+        return;
+    }
+    /* What threads keep must not keep the pool: a hold of our own meanwhile. */
+    count = atomic_fetch_add_explicit(&mr->refcount, HOLD - 1, memory_order_acq_rel);
+    if ((uint32_t)count == 1) {
+        nrm__cache_close(mr);
+    }
+    drop(mr, HOLD);
 }
 
 void

@@ -1,14 +1,15 @@
 /*
  * Slabs: chunks of 64 KiB cut into equal cells.
  *
- * A cell is free, live, or claimed: neither, between the claim of the one thread that
- * gives it back and its return to the free bits. Free bits belong to the lock of the
- * class. Live bits are atomics, 32 to a word, with the generation of the slab in the
- * other half of it: a claim is one compare and exchange, which fails for a cell that is
- * not live any more and for one of a chunk that has left since it was found, even when
- * its description serves another chunk now. For that a description stays with its class
- * until the set dies, and whoever holds a found block holds a reference to the owner of
- * the set.
+ * A cell is free, live, or neither: while a thread keeps it (core/cache.c), and between the
+ * claim of the one thread that gives it back and its return to the free bits. Free bits
+ * belong to the lock of the class. A cell is live while its requested size is not zero, so
+ * a claim is one exchange. A description stays with its class until the set dies and may
+ * then describe another chunk: whoever found a cell looks at the generation before he
+ * claims it, while the block map keeps the segment from leaving.
+ *
+ * Where the owner asks for it (NRM__OPS_HOLDS), a slab holds a reference to it while any
+ * cell is not free, in place of one for each live block.
  *
  * Cells are handed out from the lowest address up, so those above the high-water mark
  * have never been used and read as zero when the chunk did. Slabs with room stand in a
@@ -23,59 +24,30 @@
 #include "base/assert.h"
 #include "base/bits.h"
 #include "base/error.h"
+#include "core/cache.h"
 #include "core/nodes.h"
 
 #define UNIT NRM__SLAB_ALIGNMENT
-#define MAX_CELLS (NRM__SLAB_CHUNK / UNIT)
 #define LINEAR_CLASSES 8 /* of one to eight units */
 #define KEPT_EMPTY 8     /* slabs of a class */
-
-#define RECIPROCAL_BITS 20
-
-struct slab {
-    struct nrm__slab_class *class; /* for ever */
-    struct nrm__segment *segment;
-    struct nrm__block chunk;    /* for put_chunk */
-    struct nrm__link all;       /* in the class */
-    struct nrm__link available; /* in the class, while a cell is free */
-    struct slab *next_spare;    /* while it describes no chunk */
-    uint32_t generation;        /* counts the chunks it has described */
-    uint32_t n_free;
-    uint32_t first_free; /* no word of free bits before this one has a bit */
-    uint32_t high_water; /* cells from here on have never been handed out */
-    bool chunk_is_zero;  /* was, when it came */
-    uint64_t free[MAX_CELLS / 64];
-    atomic_uint_least64_t live[MAX_CELLS / 32]; /* generation, bits */
-    atomic_uint_least16_t sizes[];              /* as requested */
-};
 
 struct nrm__slab_class {
     struct nrm__lock lock;
     struct nrm__slabs *set;
     size_t cell_nbytes;
     uint32_t n_cells;
-    uint32_t reciprocal; /* of the cell, in units: exact for every offset in a chunk */
+    uint32_t reciprocal;
+    uint32_t index;
     struct nrm__link all;
     struct nrm__link available;
-    struct slab *spare;
+    struct nrm__slab *spare;
     size_t n_empty;
 };
 
 /* ---- classes ---- */
 
-static size_t
-class_index(size_t nbytes)
-{
-    size_t last = (nbytes - 1) / UNIT; /* units, counted from 0 */
-    if (last < LINEAR_CLASSES) {
-        return last;
-    }
-    unsigned log2 = 63 - (unsigned)__builtin_clzll(last);
-    return LINEAR_CLASSES + (log2 - 3) * 4 + (last >> (log2 - 2)) - 4;
-}
-
-static size_t
-class_nbytes(size_t index)
+size_t
+nrm__slab_class_nbytes(size_t index)
 {
     if (index < LINEAR_CLASSES) {
         return (index + 1) * UNIT;
@@ -87,7 +59,7 @@ class_nbytes(size_t index)
 static size_t
 slab_nbytes(const struct nrm__slab_class *class)
 {
-    return sizeof(struct slab) + class->n_cells * sizeof(atomic_uint_least16_t);
+    return sizeof(struct nrm__slab) + class->n_cells * sizeof(atomic_uint_least16_t);
 }
 
 static struct nrm__slab_class *
@@ -99,10 +71,12 @@ create_class(struct nrm__slabs *set, size_t index)
     }
     nrm__lock_init(&class->lock, NRM__RANK_SLAB);
     class->set = set;
-    class->cell_nbytes = class_nbytes(index);
+    class->index = (uint32_t)index;
+    class->cell_nbytes = nrm__slab_class_nbytes(index);
     class->n_cells = (uint32_t)(NRM__SLAB_CHUNK / class->cell_nbytes);
-    class->reciprocal =
-        (uint32_t)(((size_t)1 << RECIPROCAL_BITS) / (class->cell_nbytes / UNIT) + 1);
+    class->reciprocal = (uint32_t)(((size_t)1 << NRM__SLAB_RECIPROCAL_BITS) /
+                                       (class->cell_nbytes / UNIT) +
+                                   1);
     nrm__list_init(&class->all);
     nrm__list_init(&class->available);
     return class;
@@ -116,7 +90,7 @@ destroy_class(struct nrm__slab_class *class)
     }
     NRM_ASSERT(nrm__list_is_empty(&class->all));
     while (class->spare != NULL) {
-        struct slab *slab = class->spare;
+        struct nrm__slab *slab = class->spare;
         class->spare = slab->next_spare;
         nrm__node_deallocate(slab, slab_nbytes(class));
     }
@@ -126,72 +100,50 @@ destroy_class(struct nrm__slab_class *class)
 
 /* ---- cells ---- */
 
-static uint32_t
-cell_of(const struct nrm__slab_class *class, const void *ptr)
-{
-    uint32_t unit = (uint32_t)(((uintptr_t)ptr & (NRM__SLAB_CHUNK - 1)) / UNIT);
-    return unit * class->reciprocal >> RECIPROCAL_BITS;
-}
-
-static atomic_uint_least64_t *
-live_word(struct slab *slab, uint32_t cell)
-{
-    return &slab->live[cell / 32];
-}
-
-static uint64_t
-live_bit(uint32_t cell)
-{
-    return UINT64_C(1) << (cell % 32);
-}
-
 static bool
-is_empty(const struct slab *slab)
+is_empty(const struct nrm__slab *slab)
 {
     return slab->n_free == slab->class->n_cells;
 }
 
-/* From now on look-ups find the cell. */
-static void
-set_live(struct slab *slab, uint32_t cell, size_t nbytes)
-{
-    atomic_store_explicit(&slab->sizes[cell], (uint_least16_t)nbytes,
-                          memory_order_relaxed);
-    atomic_fetch_or_explicit(live_word(slab, cell), live_bit(cell),
-                             memory_order_release);
-}
-
 static bool
-has_free_bit(const struct slab *slab, uint32_t cell)
+has_free_bit(const struct nrm__slab *slab, uint32_t cell)
 {
     return (slab->free[cell / 64] >> (cell % 64) & 1) != 0;
 }
 
 /* Aborts unless the slab agrees with itself; always true. */
 static bool
-check_slab_locked(struct slab *slab)
+check_slab_locked(struct nrm__slab *slab)
 {
     const struct nrm__slab_class *class = slab->class;
     uint32_t n_free = 0;
     for (uint32_t cell = 0; cell < class->n_cells; cell++) {
-        uint64_t word = atomic_load(live_word(slab, cell));
+        size_t nbytes = atomic_load(&slab->sizes[cell]);
         bool is_free = has_free_bit(slab, cell);
-        NRM_ASSERT(word >> 32 == slab->generation);
-        NRM_ASSERT(!is_free || (word & live_bit(cell)) == 0);
+        NRM_ASSERT(!is_free || nbytes == 0);
+        NRM_ASSERT(nbytes <= class->cell_nbytes);
         NRM_ASSERT(!is_free || cell / 64 >= slab->first_free);
         NRM_ASSERT(is_free || cell < slab->high_water);
         n_free += is_free;
     }
     NRM_ASSERT(n_free == slab->n_free);
     NRM_ASSERT((n_free == 0) == nrm__list_is_empty(&slab->available));
-    NRM_ASSERT(slab->segment->start == (uintptr_t)slab->chunk.ptr);
+    NRM_ASSERT(slab->segment->start == slab->start);
+    NRM_ASSERT(slab->start == (uintptr_t)slab->chunk.ptr);
     NRM_ASSERT(nrm__is_aligned(slab->chunk.ptr, NRM__SLAB_CHUNK));
     return true;
 }
 
-/* The lowest free cell, which is claimed from now on. */
+static bool
+is_held(const struct nrm__slab *slab)
+{
+    return (slab->owner->ops->flags & NRM__OPS_HOLDS) != 0;
+}
+
+/* The lowest free cell: neither free nor live from now on. */
 static uint32_t
-take_cell_locked(struct slab *slab, bool *out_is_zero)
+take_cell_locked(struct nrm__slab *slab, bool *out_is_zero)
 {
     struct nrm__slab_class *class = slab->class;
     uint32_t word = slab->first_free;
@@ -199,7 +151,12 @@ take_cell_locked(struct slab *slab, bool *out_is_zero)
         word++;
     }
     uint32_t cell = word * 64 + (uint32_t)__builtin_ctzll(slab->free[word]);
-    class->n_empty -= is_empty(slab);
+    if (is_empty(slab)) {
+        class->n_empty--;
+        if (is_held(slab)) {
+            nrm__resource_hold(slab->owner);
+        }
+    }
     slab->free[word] &= slab->free[word] - 1;
     slab->first_free = word;
     if (--slab->n_free == 0) {
@@ -212,10 +169,11 @@ take_cell_locked(struct slab *slab, bool *out_is_zero)
     return cell;
 }
 
-/* Takes a claimed cell back. Returns the slab when it shall leave, unlinked, or
-   NULL. */
-static struct slab *
-put_cell_locked(struct slab *slab, uint32_t cell)
+/* Takes a cell back that is neither free nor live. True when it was the last one: the
+   caller drops what the slab held of its owner. *out_leaving is set to the slab when it
+   shall leave, unlinked. */
+static bool
+put_cell_locked(struct nrm__slab *slab, uint32_t cell, struct nrm__slab **out_leaving)
 {
     struct nrm__slab_class *class = slab->class;
     NRM_ASSERT(!has_free_bit(slab, cell));
@@ -228,25 +186,27 @@ put_cell_locked(struct slab *slab, uint32_t cell)
     }
     NRM_SLOW_ASSERT(check_slab_locked(slab));
     if (!is_empty(slab)) {
-        return NULL;
+        return false;
     }
     nrm__list_remove(&slab->available);
     if (class->n_empty == KEPT_EMPTY) {
         nrm__list_remove(&slab->all);
-        return slab;
+        *out_leaving = slab;
     }
-    nrm__list_append(&class->available, &slab->available);
-    class->n_empty++;
-    return NULL;
+    else {
+        nrm__list_append(&class->available, &slab->available);
+        class->n_empty++;
+    }
+    return is_held(slab);
 }
 
 /* ---- slabs ---- */
 
-static struct slab *
+static struct nrm__slab *
 take_spare(struct nrm__slab_class *class)
 {
     nrm__lock_acquire(&class->lock);
-    struct slab *slab = class->spare;
+    struct nrm__slab *slab = class->spare;
     if (slab != NULL) {
         class->spare = slab->next_spare;
     }
@@ -255,13 +215,18 @@ take_spare(struct nrm__slab_class *class)
         slab = nrm__node_allocate(slab_nbytes(class));
         if (slab != NULL) {
             slab->class = class;
+            slab->owner = class->set->owner;
+            slab->cell_nbytes = (uint32_t)class->cell_nbytes;
+            slab->n_cells = class->n_cells;
+            slab->reciprocal = class->reciprocal;
+            slab->class_index = class->index;
         }
     }
     return slab;
 }
 
 static void
-put_spare(struct nrm__slab_class *class, struct slab *slab)
+put_spare(struct nrm__slab_class *class, struct nrm__slab *slab)
 {
     nrm__lock_acquire(&class->lock);
     slab->next_spare = class->spare;
@@ -271,11 +236,12 @@ put_spare(struct nrm__slab_class *class, struct slab *slab)
 
 /* Makes the description that of an empty slab, in no list. */
 static void
-describe(struct slab *slab, const struct nrm__block *chunk,
+describe(struct nrm__slab *slab, const struct nrm__block *chunk,
          struct nrm__segment *segment)
 {
     const struct nrm__slab_class *class = slab->class;
     slab->segment = segment;
+    slab->start = (uintptr_t)chunk->ptr;
     slab->chunk = *chunk;
     slab->chunk_is_zero = (chunk->flags & NRM__BLOCK_IS_ZERO) != 0;
     slab->generation++;
@@ -287,21 +253,17 @@ describe(struct slab *slab, const struct nrm__block *chunk,
     for (uint32_t cell = 0; cell < class->n_cells; cell++) {
         slab->free[cell / 64] |= UINT64_C(1) << (cell % 64);
     }
-    for (uint32_t cell = 0; cell < class->n_cells; cell += 32) {
-        atomic_store_explicit(live_word(slab, cell), (uint64_t)slab->generation << 32,
-                              memory_order_relaxed);
-    }
     segment->upstream = *chunk;
     segment->extra = (char *)slab + 1; /* the mark of a slab's segment */
 }
 
 static nrm_status
-create_slab(struct nrm__slab_class *class, struct slab **out)
+create_slab(struct nrm__slab_class *class, struct nrm__slab **out)
 {
     struct nrm__slabs *set = class->set;
     struct nrm__block chunk = {0};
     struct nrm__segment *segment;
-    struct slab *slab = take_spare(class);
+    struct nrm__slab *slab = take_spare(class);
     nrm_status status;
     if (slab == NULL) {
         return nrm__error(NRM_OUT_OF_MEMORY, "no memory to describe a slab");
@@ -336,7 +298,7 @@ fail_chunk:
 
 /* `slab` is empty and in no list. */
 static void
-destroy_slab(struct slab *slab)
+destroy_slab(struct nrm__slab *slab)
 {
     struct nrm__slab_class *class = slab->class;
     struct nrm__slabs *set = class->set;
@@ -350,24 +312,24 @@ destroy_slab(struct slab *slab)
     set->put_chunk(set->owner, &chunk);
 }
 
-static struct slab *
+static struct nrm__slab *
 first_available_locked(struct nrm__slab_class *class)
 {
     if (nrm__list_is_empty(&class->available)) {
         return NULL;
     }
-    return NRM__CONTAINER(class->available.next, struct slab, available);
+    return NRM__CONTAINER(class->available.next, struct nrm__slab, available);
 }
 
 /* An empty slab, unlinked, or NULL: they are the last of those available. */
-static struct slab *
+static struct nrm__slab *
 take_empty_locked(struct nrm__slab_class *class)
 {
     if (class->n_empty == 0) {
         return NULL;
     }
-    struct slab *slab =
-        NRM__CONTAINER(class->available.previous, struct slab, available);
+    struct nrm__slab *slab =
+        NRM__CONTAINER(class->available.previous, struct nrm__slab, available);
     NRM_ASSERT(is_empty(slab));
     nrm__list_remove(&slab->available);
     nrm__list_remove(&slab->all);
@@ -417,13 +379,12 @@ nrm__slabs_takes(size_t nbytes, size_t alignment)
 }
 
 static void
-fill_block(struct slab *slab, uint32_t cell, size_t nbytes, unsigned flags,
+fill_block(struct nrm__slab *slab, uint32_t cell, size_t nbytes, unsigned flags,
            struct nrm__block *out)
 {
-    const struct nrm__slab_class *class = slab->class;
-    out->ptr = (void *)(slab->segment->start + cell * class->cell_nbytes);
+    out->ptr = (void *)(slab->start + (size_t)cell * slab->cell_nbytes);
     out->nbytes = nbytes;
-    out->capacity = class->cell_nbytes;
+    out->capacity = slab->cell_nbytes;
     out->record = slab;
     out->tag = slab->generation;
     out->flags = flags | NRM__BLOCK_IN_SLAB;
@@ -432,11 +393,11 @@ fill_block(struct slab *slab, uint32_t cell, size_t nbytes, unsigned flags,
 nrm_status
 nrm__slabs_allocate(struct nrm__slabs *slabs, size_t nbytes, struct nrm__block *out)
 {
-    struct nrm__slab_class *class = slabs->classes[class_index(nbytes)];
+    struct nrm__slab_class *class = slabs->classes[nrm__slab_class_index(nbytes)];
     uint32_t cell = 0;
     bool is_zero = false;
     nrm__lock_acquire(&class->lock);
-    struct slab *slab = first_available_locked(class);
+    struct nrm__slab *slab = first_available_locked(class);
     if (slab != NULL) {
         cell = take_cell_locked(slab, &is_zero);
     }
@@ -452,74 +413,119 @@ nrm__slabs_allocate(struct nrm__slabs *slabs, size_t nbytes, struct nrm__block *
     }
     fill_block(slab, cell, nbytes, is_zero ? NRM__BLOCK_IS_ZERO : 0, out);
     out->segment = slab->segment;
-    set_live(slab, cell, nbytes);
+    nrm__slab_set_live(slab, cell, nbytes);
     return NRM_OK;
+}
+
+/* Drops what a slab held, which may be the end of the set: the last thing to be done. */
+static void
+let_go(nrm_resource *owner, size_t n_holds)
+{
+    if (n_holds != 0) {
+        nrm__resource_unhold(owner, n_holds);
+    }
 }
 
 void
 nrm__slabs_deallocate(struct nrm__slabs *slabs, const struct nrm__block *block)
 {
-    struct slab *slab = block->record;
-    struct nrm__slab_class *class = slab->class;
-    NRM_DEBUG_ASSERT(class->set == slabs && block->tag == slab->generation);
+    struct nrm__cell cell = {.ptr = block->ptr, .record = block->record};
+    nrm__slabs_put(slabs, &cell, 1);
+}
+
+size_t
+nrm__slabs_take(struct nrm__slabs *slabs, size_t class_index, struct nrm__cell *out,
+                size_t n)
+{
+    struct nrm__slab_class *class = slabs->classes[class_index];
+    size_t n_taken = 0;
     nrm__lock_acquire(&class->lock);
-    struct slab *leaving = put_cell_locked(slab, cell_of(class, block->ptr));
-    nrm__lock_release(&class->lock);
-    if (leaving != NULL) {
-        destroy_slab(leaving);
+    while (n_taken < n) {
+        struct nrm__slab *slab = first_available_locked(class);
+        if (slab == NULL) {
+            break;
+        }
+        bool is_zero;
+        uint32_t cell = take_cell_locked(slab, &is_zero);
+        out[n_taken++] = (struct nrm__cell){
+            .ptr = (void *)(slab->start + (size_t)cell * slab->cell_nbytes),
+            .record = slab};
     }
+    nrm__lock_release(&class->lock);
+    return n_taken;
+}
+
+void
+nrm__slabs_put(struct nrm__slabs *slabs, const struct nrm__cell *cells, size_t n)
+{
+    size_t n_holds = 0;
+    nrm_resource *owner = slabs->owner;
+    for (size_t i = 0; i < n; i++) {
+        struct nrm__slab *slab = cells[i].record;
+        struct nrm__slab_class *class = slab->class;
+        struct nrm__slab *leaving = NULL;
+        NRM_DEBUG_ASSERT(class->set == slabs);
+        nrm__lock_acquire(&class->lock);
+        /* Neighbours are mostly of one class: one lock for all of them. */
+        for (;; i++) {
+            slab = cells[i].record;
+            uint32_t cell = nrm__slab_cell_of(slab, (uintptr_t)cells[i].ptr);
+            n_holds += put_cell_locked(slab, cell, &leaving);
+            if (leaving != NULL || i + 1 == n ||
+                ((struct nrm__slab *)cells[i + 1].record)->class != class) {
+                break;
+            }
+        }
+        nrm__lock_release(&class->lock);
+        if (leaving != NULL) {
+            destroy_slab(leaving);
+        }
+    }
+    let_go(owner, n_holds);
 }
 
 /* ---- the ops of segments ---- */
 
 bool
-nrm__segment_is_slab(const struct nrm__segment *segment)
-{
-    return ((uintptr_t)segment->extra & 1) != 0;
-}
-
-bool
 nrm__slabs_find(struct nrm__segment *segment, const void *ptr, struct nrm__block *out)
 {
-    struct slab *slab = (struct slab *)(void *)((char *)segment->extra - 1);
-    uint32_t cell = cell_of(slab->class, ptr);
-    if (cell >= slab->class->n_cells) {
+    struct nrm__slab *slab = nrm__slab_of_segment(segment);
+    uint32_t cell = nrm__slab_cell_of(slab, (uintptr_t)ptr);
+    if (cell >= slab->n_cells) {
         return false; /* behind the last cell */
     }
-    uint64_t word = atomic_load_explicit(live_word(slab, cell), memory_order_acquire);
-    if ((word & live_bit(cell)) == 0) {
+    size_t nbytes = atomic_load_explicit(&slab->sizes[cell], memory_order_acquire);
+    if (nbytes == 0) {
         return false;
     }
-    fill_block(slab, cell,
-               atomic_load_explicit(&slab->sizes[cell], memory_order_relaxed), 0, out);
+    fill_block(slab, cell, nbytes, 0, out);
     return true;
 }
 
 bool
 nrm__slabs_claim(struct nrm__block *block)
 {
-    struct slab *slab = block->record;
-    uint32_t cell = cell_of(slab->class, block->ptr);
-    atomic_uint_least64_t *word = live_word(slab, cell);
-    uint64_t seen = atomic_load_explicit(word, memory_order_relaxed);
-    do {
-        if (seen >> 32 != block->tag || (seen & live_bit(cell)) == 0) {
-            return false;
-        }
-    } while (!atomic_compare_exchange_weak_explicit(word, &seen, seen & ~live_bit(cell),
-                                                    memory_order_acq_rel,
-                                                    memory_order_relaxed));
+    struct nrm__slab *slab = block->record;
+    if (slab->generation != block->tag) {
+        return false; /* the chunk has left since */
+    }
     /* It may have been resized since it was found. */
-    block->nbytes = atomic_load_explicit(&slab->sizes[cell], memory_order_relaxed);
+    size_t nbytes =
+        nrm__slab_claim_cell(slab, nrm__slab_cell_of(slab, (uintptr_t)block->ptr));
+    if (nbytes == 0) {
+        return false;
+    }
+    block->nbytes = nbytes;
     return true;
 }
 
 void
 nrm__slabs_unclaim(const struct nrm__block *block)
 {
-    struct slab *slab = block->record;
-    NRM_DEBUG_ASSERT(block->nbytes <= slab->class->cell_nbytes);
-    set_live(slab, cell_of(slab->class, block->ptr), block->nbytes);
+    struct nrm__slab *slab = block->record;
+    NRM_DEBUG_ASSERT(block->nbytes <= slab->cell_nbytes);
+    nrm__slab_set_live(slab, nrm__slab_cell_of(slab, (uintptr_t)block->ptr),
+                       block->nbytes);
 }
 
 /* ---- looking after the set ---- */
@@ -531,7 +537,7 @@ nrm__slabs_trim(struct nrm__slabs *slabs, size_t keep_nbytes, size_t *out_nbytes
     for (size_t i = 0; i < NRM__SLAB_N_CLASSES; i++) {
         struct nrm__slab_class *class = slabs->classes[i];
         for (;;) {
-            struct slab *slab = NULL;
+            struct nrm__slab *slab = NULL;
             nrm__lock_acquire(&class->lock);
             if (class->n_empty > n_kept) {
                 slab = take_empty_locked(class);
@@ -556,7 +562,7 @@ check_class_locked(struct nrm__slab_class *class)
     size_t n_empty = 0;
     for (struct nrm__link *link = class->all.next; link != &class->all;
          link = link->next) {
-        struct slab *slab = NRM__CONTAINER(link, struct slab, all);
+        struct nrm__slab *slab = NRM__CONTAINER(link, struct nrm__slab, all);
         NRM_ASSERT(slab->class == class);
         check_slab_locked(slab);
         n_available += slab->n_free != 0;
@@ -566,7 +572,7 @@ check_class_locked(struct nrm__slab_class *class)
     bool was_empty = false;
     for (struct nrm__link *link = class->available.next; link != &class->available;
          link = link->next) {
-        struct slab *slab = NRM__CONTAINER(link, struct slab, available);
+        struct nrm__slab *slab = NRM__CONTAINER(link, struct nrm__slab, available);
         NRM_ASSERT(is_empty(slab) || !was_empty);
         was_empty = is_empty(slab);
         n_available--;

@@ -9,12 +9,41 @@
 #include "base/lock.h"
 #include "core/block_map.h"
 
+struct nrm__cell;
+
 #define NRM__SLAB_CHUNK NRM__MAP_PAGE /* bytes, and its alignment */
 #define NRM__SLAB_MAX ((size_t)8192)  /* largest cell */
 #define NRM__SLAB_ALIGNMENT ((size_t)64)
 #define NRM__SLAB_N_CLASSES 24 /* 64, 128, ... 512, then four for each doubling */
 
+#define NRM__SLAB_MAX_CELLS (NRM__SLAB_CHUNK / NRM__SLAB_ALIGNMENT)
+#define NRM__SLAB_RECIPROCAL_BITS 20
+
 struct nrm__slab_class;
+
+/* One chunk. What a look-up needs stands first, and does not change while it describes
+   the chunk. */
+struct nrm__slab {
+    struct nrm__slab_class *class; /* for ever */
+    nrm_resource *owner;           /* borrowed; for ever */
+    uintptr_t start;
+    uint32_t cell_nbytes, n_cells; /* for ever, as the next two */
+    uint32_t reciprocal; /* of the cell, in units: exact for every offset in a chunk */
+    uint32_t class_index;
+    uint32_t generation; /* counts the chunks it has described */
+    /* The rest belongs to the lock of the class. */
+    uint32_t n_free;
+    uint32_t first_free; /* no word of free bits before this one has a bit */
+    uint32_t high_water; /* cells from here on have never been handed out */
+    bool chunk_is_zero;  /* was, when it came */
+    struct nrm__segment *segment;
+    struct nrm__block chunk;      /* for put_chunk */
+    struct nrm__link all;         /* in the class */
+    struct nrm__link available;   /* in the class, while a cell is free */
+    struct nrm__slab *next_spare; /* while it describes no chunk */
+    uint64_t free[NRM__SLAB_MAX_CELLS / 64];
+    atomic_uint_least16_t sizes[]; /* as requested, of a live cell; 0: it is not live */
+};
 
 /* A set of slabs that belongs to one resource. */
 struct nrm__slabs {
@@ -46,10 +75,67 @@ nrm_status nrm__slabs_allocate(struct nrm__slabs *slabs, size_t nbytes,
 /* `block` was claimed. */
 void nrm__slabs_deallocate(struct nrm__slabs *slabs, const struct nrm__block *block);
 
+/* Takes up to `n` cells of a class, neither free nor live, from slabs that there are;
+   returns how many. */
+size_t nrm__slabs_take(struct nrm__slabs *slabs, size_t class_index,
+                       struct nrm__cell *out, size_t n);
+/* Takes such cells back, of any of its classes. */
+void nrm__slabs_put(struct nrm__slabs *slabs, const struct nrm__cell *cells, size_t n);
+
+/* The class of a size up to NRM__SLAB_MAX, counted from 0. */
+static inline size_t
+nrm__slab_class_index(size_t nbytes)
+{
+    size_t last = (nbytes - 1) / NRM__SLAB_ALIGNMENT; /* units, counted from 0 */
+    if (last < 8) {
+        return last;
+    }
+    unsigned log2 = 63 - (unsigned)__builtin_clzll(last);
+    return 4 + (log2 - 3) * 4 + (last >> (log2 - 2));
+}
+
+/* Bytes of its cells. */
+size_t nrm__slab_class_nbytes(size_t index);
+
+/* The cell of a chunk that an address lies in; n_cells or more: behind the last one. */
+static inline uint32_t
+nrm__slab_cell_of(const struct nrm__slab *slab, uintptr_t address)
+{
+    uint32_t unit = (uint32_t)((address & (NRM__SLAB_CHUNK - 1)) / NRM__SLAB_ALIGNMENT);
+    return unit * slab->reciprocal >> NRM__SLAB_RECIPROCAL_BITS;
+}
+
+/* From now on look-ups find the cell, which is neither free nor live. */
+static inline void
+nrm__slab_set_live(struct nrm__slab *slab, uint32_t cell, size_t nbytes)
+{
+    atomic_store_explicit(&slab->sizes[cell], (uint_least16_t)nbytes,
+                          memory_order_release);
+}
+
+/* Makes a live cell the caller's alone; its requested size, or 0: it is not live. */
+static inline size_t
+nrm__slab_claim_cell(struct nrm__slab *slab, uint32_t cell)
+{
+    return atomic_exchange_explicit(&slab->sizes[cell], 0, memory_order_acq_rel);
+}
+
 /* The three ops of owners of segments, for segments for which nrm__segment_is_slab. */
-bool nrm__segment_is_slab(const struct nrm__segment *segment);
+static inline bool
+nrm__segment_is_slab(const struct nrm__segment *segment)
+{
+    return ((uintptr_t)segment->extra & 1) != 0;
+}
+
+static inline struct nrm__slab *
+nrm__slab_of_segment(const struct nrm__segment *segment)
+{
+    return (struct nrm__slab *)(void *)((char *)segment->extra - 1);
+}
+
 bool nrm__slabs_find(struct nrm__segment *segment, const void *ptr,
                      struct nrm__block *out);
+/* The segment of the cell is still in the map, and kept there meanwhile. */
 bool nrm__slabs_claim(struct nrm__block *block);
 /* Puts a claimed cell back as live, with block->nbytes as its requested size. */
 void nrm__slabs_unclaim(const struct nrm__block *block);

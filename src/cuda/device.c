@@ -10,6 +10,8 @@
 
 #include "cuda/context.h"
 
+atomic_bool nrm__cuda_pageable_is_read;
+
 int
 nrm__cuda_n_devices(void)
 {
@@ -67,6 +69,12 @@ nrm__cuda_reads_pageable(void)
         }
     }
     return false;
+}
+
+void
+nrm__cuda_note_devices(void)
+{
+    atomic_store(&nrm__cuda_pageable_is_read, nrm__cuda_reads_pageable());
 }
 
 nrm_status

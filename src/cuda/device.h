@@ -15,6 +15,11 @@ int nrm__cuda_attribute(int device, nrm_CUdevice_attribute attribute);
    then blocks that are not page-locked carry the hazard too. */
 bool nrm__cuda_reads_pageable(void);
 
+/* The same for those who ask all the time; and what keeps it right, called when devices
+   come or go. */
+extern atomic_bool nrm__cuda_pageable_is_read;
+void nrm__cuda_note_devices(void);
+
 struct nrm__cuda_device_info {
     char name[128];  /* "NVIDIA H200" */
     char pci_id[32]; /* "0000:19:00.0"; "" when unknown */

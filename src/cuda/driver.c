@@ -24,6 +24,7 @@
 #include "base/error.h"
 #include "base/lock.h"
 #include "cuda/context.h"
+#include "cuda/device.h"
 #include "cuda/event.h"
 #include "nrm/options.h"
 #include "os/fork.h"
@@ -449,6 +450,7 @@ nrm__cuda_init(const struct nrm__driver **out)
             return init_error(library, (nrm_CUresult)code);
         }
         driver = &library->driver;
+        nrm__cuda_note_devices();
     }
     if (out != NULL) {
         *out = driver;

@@ -219,6 +219,13 @@ nrm__discard(void *ptr, size_t nbytes)
 }
 
 bool
+nrm__is_resident(void *page)
+{
+    unsigned char in_memory = 0;
+    return mincore(page, nrm__page_size(), &in_memory) == 0 && (in_memory & 1) != 0;
+}
+
+bool
 nrm__has_transparent_huge_pages(void)
 {
     static atomic_int cached; /* 0: not asked yet, 1: no, 2: yes */

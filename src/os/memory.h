@@ -41,6 +41,9 @@ void nrm__advise_huge_pages(void *ptr, size_t nbytes, bool wanted);
 /* Drops the pages of a plain range: it reads as zero afterwards. */
 int nrm__discard(void *ptr, size_t nbytes);
 
+/* Whether a page of a mapping is in memory: one that was never touched is not. */
+bool nrm__is_resident(void *page);
+
 /* Whether the kernel can make transparent huge pages at all (asked once). */
 bool nrm__has_transparent_huge_pages(void);
 

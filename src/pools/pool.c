@@ -1,17 +1,25 @@
 /*
  * PoolMemoryResource: takes segments from its upstream and hands them out in blocks.
  *
- * Every block, live or free, has a description outside the memory: a node in a tree by
- * address (which answers interior look-ups), linked to its neighbours in the segment (so
- * that free ones merge; never across segments, as a copy across two registrations fails).
- * Free blocks stand in bins by size class; an allocation takes the first block of the
- * smallest class that surely fits, and only when there is none looks through its own.
+ * Every block, live or free, has a description outside the memory, linked to its neighbours
+ * in the segment (so that free ones merge; never across segments, as a copy across two
+ * registrations fails). The segment has an entry for each granule in which a block starts:
+ * a block is found, and claimed by a change of its key, without a lock; only interior
+ * look-ups take it. Free blocks stand in bins by size class; an allocation takes the newest
+ * block of its class if that fits, else the first of the smallest class that surely does.
+ *
+ * Small host blocks come from slabs, whose chunks are blocks of the pool. In front of both,
+ * each thread keeps cells and blocks for itself (core/cache.h); they count as claimed.
  *
  * Memory that a GPU may touch is not free when it is given back. It is parked with the
  * stamp of its epoch (core/uses.h), keeps its borders, and becomes free when that epoch is
  * done. An allocation that needs memory closes epochs, and waits for a bounded time when
- * the program runs ahead of the GPU. Small host blocks come from slabs, whose chunks are
- * blocks of the pool.
+ * the program runs ahead of the GPU.
+ *
+ * Ordinary pages know whether they are zero: a large request for zeros takes pages that
+ * nobody used, drops those of a used block, or leaves them to be filled, by what the
+ * program did with the zeros it got before. A block that grows and has a segment of its
+ * own moves by its pages.
  *
  * One lock guards all of it. It is never held while the upstream, the driver or the
  * epochs are asked.
@@ -39,6 +47,11 @@
 #define PARKED_BLOCKS 4          /* parked blocks of the size asked that are let be */
 #define SLACK_SHIFT 3            /* a block that moves to grow gets an eighth more */
 #define SLACK_MIN_NBYTES (4 * NRM__KIB)
+#define GROWING_NBYTES NRM__MIB /* from here on a growing block has pages of its own */
+#define HOST_GRANULE NRM__KIB
+#define LAZY_ZERO_NBYTES (4 * NRM__MIB) /* from here on zeros are not written at once */
+#define ZERO_SAMPLES 16 /* pages of such a block that are looked at when it is freed */
+#define ZERO_TOUCHED 3  /* so many of them were written to: the next one is filled */
 
 static const struct nrm__ops pool_ops;
 
@@ -49,7 +62,7 @@ pool_from(nrm_resource *mr)
     return (struct nrm__pool *)mr;
 }
 
-/* ---- allocation ---- */
+/* ---- memory ---- */
 
 /* What the pool takes for a request: whole granules, and room for a block that grows. */
 static size_t
@@ -60,21 +73,19 @@ block_nbytes(const struct nrm__pool *pool, const struct nrm__request *request)
         nbytes <= pool->maximum_nbytes / 2) {
         nbytes += nbytes >> SLACK_SHIFT;
     }
-    return nrm__align_up(nbytes, pool->granule);
+    return pool->has_slabs ? nrm__cached_nbytes(nbytes, pool->granule)
+                           : nrm__align_up(nbytes, pool->granule);
 }
 
 static struct nrm__pool_block *
-try_take(struct nrm__pool *pool, const struct nrm__request *request, size_t nbytes,
-         size_t alignment, size_t *out_unclosed, size_t *out_parked)
+try_take(struct nrm__pool *pool, size_t nbytes, size_t alignment, size_t *out_unclosed,
+         size_t *out_parked)
 {
     nrm__lock_acquire(&pool->lock);
     if (pool->tracked) {
         nrm__pool_reclaim_locked(pool);
     }
     struct nrm__pool_block *block = nrm__pool_take_locked(pool, nbytes, alignment);
-    if (block != NULL) {
-        block->nbytes = request->nbytes; /* a look-up sees the block from here on */
-    }
     *out_unclosed = nrm__pool_unclosed_locked(pool);
     *out_parked = pool->parked_nbytes;
     nrm__lock_release(&pool->lock);
@@ -130,8 +141,12 @@ find_memory(struct nrm__pool *pool, const struct nrm__request *request,
     bool may_wait = nbytes >= WAIT_MIN_NBYTES;
     size_t limit =
         nrm__max(pool->parked_limit, PARKED_BLOCKS * nrm__min(nbytes, NRM__GIB));
+    size_t exact = nrm__align_up(request->nbytes, pool->granule);
     for (;;) {
-        *out = try_take(pool, request, nbytes, alignment, &unclosed, &parked);
+        *out = try_take(pool, nbytes, alignment, &unclosed, &parked);
+        if (*out == NULL && exact < nbytes) {
+            *out = try_take(pool, exact, alignment, &unclosed, &parked);
+        }
         if (*out != NULL) {
             return NRM_OK;
         }
@@ -144,7 +159,11 @@ find_memory(struct nrm__pool *pool, const struct nrm__request *request,
         if (parked > limit && may_wait && wait_for_epoch(pool, pool->wait_limit_ns)) {
             continue;
         }
-        nrm_status status = nrm__pool_grow(pool, nbytes, alignment);
+        nrm_status status = nrm__pool_grow(pool, nbytes, alignment, request->nbytes);
+        if (status == NRM_OUT_OF_MEMORY && exact < nbytes) {
+            nbytes = exact; /* without room for more, and for a shift */
+            status = nrm__pool_grow(pool, nbytes, alignment, request->nbytes);
+        }
         if (status == NRM_OK) {
             continue;
         }
@@ -222,31 +241,99 @@ check_usable(const struct nrm__pool *pool)
     return NRM_OK;
 }
 
-static void
-fill(const struct nrm__pool_block *block, struct nrm__block *out)
+/* ---- zeros ---- */
+
+static bool
+is_lazy(const struct nrm__pool *pool, const struct nrm__request *request)
 {
-    out->ptr = (void *)block->node.start;
-    out->nbytes = block->nbytes;
-    out->capacity = nrm__pool_size_of(block);
-    out->segment = block->segment;
+    return pool->is_plain && (request->flags & NRM__REQUEST_ZEROED) &&
+           request->nbytes >= LAZY_ZERO_NBYTES;
+}
+
+/* Drops the whole pages of a used block and zeroes the rest, unless the program has lately
+   written to what it got as zeros: then writing zeros to pages that are there costs less
+   than new pages. Whether it reads as zero now. */
+static bool
+drop_pages(struct nrm__pool *pool, void *ptr, size_t nbytes)
+{
+    if (atomic_load_explicit(&pool->fills_zeros, memory_order_relaxed)) {
+        return false;
+    }
+    char *end = (char *)ptr + nbytes;
+    char *first = (char *)nrm__align_up((uintptr_t)ptr, nrm__page_size());
+    char *last = (char *)nrm__align_down((uintptr_t)end, nrm__page_size());
+    if (nrm__discard(first, (size_t)(last - first)) != 0) {
+        return false;
+    }
+    memset(ptr, 0, (size_t)(first - (char *)ptr));
+    memset(last, 0, (size_t)(end - last));
+    return true;
+}
+
+/* Looks whether a block of zeros that is freed was written to, by a few of its pages. */
+static void
+learn_from(struct nrm__pool *pool, const struct nrm__pool_block *block)
+{
+    size_t n_touched = 0;
+    size_t step = nrm__align_down(block->size / ZERO_SAMPLES, nrm__page_size());
+    for (size_t i = 0; i < ZERO_SAMPLES; i++) {
+        uintptr_t page = nrm__align_up(block->start, nrm__page_size()) + i * step;
+        n_touched += nrm__is_resident((void *)page);
+    }
+    atomic_store_explicit(&pool->fills_zeros, n_touched >= ZERO_TOUCHED,
+                          memory_order_relaxed);
+}
+
+/* ---- allocation ---- */
+
+static void
+fill(const struct nrm__pool_block *block, uintptr_t address, struct nrm__block *out)
+{
+    out->ptr = (void *)address;
+    out->nbytes = atomic_load_explicit(&block->live.nbytes, memory_order_relaxed);
+    out->capacity = atomic_load_explicit(&block->live.capacity, memory_order_relaxed);
+    out->segment = block->live.segment;
     out->record = NULL;
 }
 
-/* Takes a NRM__POOL_LIVE block back that was not handed out. */
+/* Where a block starts for the user: large ones that have a segment of their own, not all
+   at the same place of a page. */
+static uintptr_t
+address_in(const struct nrm__pool *pool, const struct nrm__pool_block *block,
+           const struct nrm__request *request)
+{
+    const struct nrm__starts *starts = block->live.segment->extra;
+    size_t room = block->size - request->nbytes;
+    bool shifted = pool->has_slabs && starts->colour <= room &&
+                   block->start == block->live.segment->start &&
+                   request->alignment <= NRM__SLAB_ALIGNMENT;
+    return shifted ? block->start + starts->colour : block->start;
+}
+
+/* From here on look-ups find the block. */
+static void
+set_live(struct nrm__pool_block *block, uintptr_t address, size_t nbytes)
+{
+    size_t capacity = block->size - (address - block->start);
+    NRM_DEBUG_ASSERT(nbytes <= capacity);
+    atomic_store_explicit(&block->live.nbytes, nbytes, memory_order_relaxed);
+    atomic_store_explicit(&block->live.capacity, capacity, memory_order_relaxed);
+    atomic_store_explicit(&block->live.key, address | NRM__LIVE, memory_order_release);
+}
+
+/* Takes a claimed block back that was not handed out. */
 static void
 untake(struct nrm__pool *pool, struct nrm__pool_block *block)
 {
     nrm__lock_acquire(&pool->lock);
-    pool->live_nbytes -= nrm__pool_size_of(block);
+    pool->live_nbytes -= block->size;
     nrm__pool_free_locked(pool, block, block->is_zero);
     nrm__lock_release(&pool->lock);
 }
 
 static nrm_status
-allocate_block(struct nrm__pool *pool, const struct nrm__request *request,
-               struct nrm__block *out)
+prepare(struct nrm__pool *pool)
 {
-    struct nrm__pool_block *block;
     bool gpu_visible = pool->base.kind == NRM_KIND_PINNED ||
                        pool->base.kind == NRM_KIND_MANAGED;
     if (gpu_visible) {
@@ -256,20 +343,63 @@ allocate_block(struct nrm__pool *pool, const struct nrm__request *request,
         close_full_epoch(pool);
         give_idle_back(pool);
     }
-    if (gpu_visible) {
-        NRM_TRY(check_usable(pool));
+    return gpu_visible ? check_usable(pool) : NRM_OK;
+}
+
+/* A block that has grown so large that it should grow by moving pages next time. */
+static nrm_status
+find_own_pages(struct nrm__pool *pool, const struct nrm__request *request,
+               struct nrm__pool_block **out)
+{
+    size_t nbytes = block_nbytes(pool, request);
+    bool wanted = pool->is_plain && (request->flags & NRM__REQUEST_GROWING) &&
+                  request->nbytes >= GROWING_NBYTES;
+    *out = NULL;
+    if (!wanted || nbytes <= pool->segment_nbytes) {
+        return find_memory(pool, request, out);
     }
-    NRM_TRY(find_memory(pool, request, &block));
-    nrm_status status = renew_segment(pool, block->segment);
+    NRM_TRY(
+        nrm__pool_grow_by(pool, nrm__align_up(nbytes, NRM__MAP_PAGE), request->nbytes));
+    return find_memory(pool, request, out);
+}
+
+static nrm_status
+allocate_block(struct nrm__pool *pool, const struct nrm__request *request,
+               struct nrm__block *out)
+{
+    struct nrm__pool_block *block;
+    NRM_TRY(prepare(pool));
+    NRM_TRY(find_own_pages(pool, request, &block));
+    nrm_status status = renew_segment(pool, block->live.segment);
     if (status != NRM_OK) {
         untake(pool, block);
         return status;
     }
-    fill(block, out);
-    if (block->is_zero) {
-        out->flags |= NRM__BLOCK_IS_ZERO;
+    uintptr_t address = address_in(pool, block, request);
+    bool is_zero = block->is_zero;
+    if (!is_zero && is_lazy(pool, request)) {
+        is_zero = drop_pages(pool, (void *)address, request->nbytes);
     }
+    block->was_zeroed = is_lazy(pool, request);
+    set_live(block, address, request->nbytes);
+    fill(block, address, out);
+    out->flags = is_zero ? NRM__BLOCK_IS_ZERO : 0;
     return NRM_OK;
+}
+
+static nrm_status
+allocate_cell(struct nrm__pool *pool, const struct nrm__request *request,
+              struct nrm__block *out)
+{
+    struct nrm__cell cells[NRM__MAGAZINE_CELLS / 2];
+    size_t class = nrm__slab_class_index(request->nbytes);
+    size_t n = nrm__slabs_take(&pool->slabs, class, cells,
+                               nrm__cache_wanted(&pool->base, class));
+    n -= nrm__cache_keep_cells(&pool->base, class, cells, n);
+    if (n != 0) {
+        nrm__slabs_put(&pool->slabs, cells, n);
+    }
+    return nrm__slabs_allocate(&pool->slabs, request->nbytes, out);
 }
 
 static nrm_status
@@ -278,22 +408,30 @@ pool_allocate(nrm_resource *mr, const struct nrm__request *request,
 {
     struct nrm__pool *pool = pool_from(mr);
     if (pool->has_slabs && nrm__slabs_takes(request->nbytes, request->alignment)) {
-        return nrm__slabs_allocate(&pool->slabs, request->nbytes, out);
+        return allocate_cell(pool, request, out);
     }
-    return allocate_block(pool, request, out);
+    nrm__resource_hold(mr); /* before anybody can find the block */
+    nrm_status status = allocate_block(pool, request, out);
+    if (status != NRM_OK) {
+        nrm__resource_unhold(mr, 1);
+    }
+    return status;
 }
 
 /* ---- deallocation ---- */
 
+/* Takes a claimed block back. */
 static void
-deallocate_block(struct nrm__pool *pool, uintptr_t start)
+free_block(struct nrm__pool *pool, struct nrm__pool_block *block)
 {
+    NRM_ASSERT(nrm__pool_state_of(block) == NRM__POOL_CLAIMED);
+    if (block->was_zeroed) {
+        learn_from(pool, block);
+        block->was_zeroed = false;
+    }
     nrm__lock_acquire(&pool->lock);
-    struct nrm__pool_block *block =
-        nrm__pool_block_of(nrm__tree_find(&pool->tree, start));
-    NRM_ASSERT(block != NULL && block->state == NRM__POOL_CLAIMED);
-    bool is_large = block->segment->nbytes > pool->segment_nbytes;
-    pool->live_nbytes -= nrm__pool_size_of(block);
+    bool is_large = block->live.segment->nbytes > pool->segment_nbytes;
+    pool->live_nbytes -= block->size;
     if (pool->tracked) {
         nrm__pool_park_locked(pool, block);
     }
@@ -307,16 +445,67 @@ deallocate_block(struct nrm__pool *pool, uintptr_t start)
     }
 }
 
+static struct nrm__pool_block *
+block_at(const struct nrm__segment *segment, const void *ptr)
+{
+    return nrm__pool_block_of(nrm__starts_find(segment, (uintptr_t)ptr));
+}
+
+static void
+deallocate_cell(struct nrm__pool *pool, const struct nrm__block *block)
+{
+    struct nrm__cell cells[NRM__MAGAZINE_CELLS / 2 + 1];
+    const struct nrm__slab *slab = block->record;
+    size_t n = nrm__cache_give_up_cells(&pool->base, slab->class_index, cells);
+    cells[n] = (struct nrm__cell){block->ptr, block->record};
+    nrm__slabs_put(&pool->slabs, cells, n + 1);
+}
+
 static void
 pool_deallocate(nrm_resource *mr, const struct nrm__block *block, nrm_stream *stream)
 {
     struct nrm__pool *pool = pool_from(mr);
     if (block->flags & NRM__BLOCK_IN_SLAB) {
-        nrm__slabs_deallocate(&pool->slabs, block);
+        deallocate_cell(pool, block);
+        return;
     }
-    else {
-        deallocate_block(pool, (uintptr_t)block->ptr);
+    free_block(pool, block_at(block->segment, block->ptr));
+    nrm__resource_unhold(mr, 1);
+}
+
+static void
+pool_take_back(nrm_resource *mr, struct nrm__magazines *magazines)
+{
+    struct nrm__pool *pool = pool_from(mr);
+    size_t n_blocks = 0;
+    for (size_t i = 0; i < NRM__CACHE_SETS; i++) {
+        struct nrm__cache_set *set = &magazines->sets[i];
+        for (; set->n != 0; n_blocks++) {
+            struct nrm__live *live = set->cells[--set->n].record;
+            free_block(pool, nrm__pool_block_of(live));
+        }
     }
+    magazines->set_nbytes = 0;
+    /* The cells hold the pool while the blocks are let go of, and the other way round. */
+    nrm__resource_hold(mr);
+    for (size_t i = 0; i < NRM__SLAB_N_CLASSES; i++) {
+        struct nrm__magazine *magazine = &magazines->classes[i];
+        if (magazine->n != 0) {
+            nrm__slabs_put(&pool->slabs, magazine->cells, magazine->n);
+            magazine->n = 0;
+        }
+    }
+    nrm__resource_unhold(mr, n_blocks + 1);
+}
+
+/* Threads keep host memory only: of other kinds every allocation asks the driver's state. */
+static bool
+pool_front(nrm_resource *mr, struct nrm__front *out)
+{
+    struct nrm__pool *pool = pool_from(mr);
+    *out = (struct nrm__front){
+        .pool = mr, .limit = NRM__CACHED_MAX, .granule = pool->granule};
+    return pool->has_slabs;
 }
 
 /* ---- chunks of the slabs ---- */
@@ -330,103 +519,149 @@ get_chunk(nrm_resource *mr, struct nrm__block *out)
     return allocate_block(pool_from(mr), &request, out);
 }
 
-static bool
-claim_block(struct nrm__pool *pool, const void *ptr)
-{
-    nrm__lock_acquire(&pool->lock);
-    struct nrm__pool_block *block =
-        nrm__pool_block_of(nrm__tree_find(&pool->tree, (uintptr_t)ptr));
-    bool claimed = block != NULL && block->state == NRM__POOL_LIVE &&
-                   block->node.start == (uintptr_t)ptr;
-    if (claimed) {
-        block->state = NRM__POOL_CLAIMED;
-    }
-    nrm__lock_release(&pool->lock);
-    return claimed;
-}
-
 static void
 put_chunk(nrm_resource *mr, const struct nrm__block *chunk)
 {
-    struct nrm__pool *pool = pool_from(mr);
-    bool claimed = claim_block(pool, chunk->ptr);
-    NRM_ASSERT(claimed);
-    deallocate_block(pool, (uintptr_t)chunk->ptr);
+    struct nrm__pool_block *block = block_at(chunk->segment, chunk->ptr);
+    nrm__pool_set_state(block, NRM__POOL_CLAIMED);
+    free_block(pool_from(mr), block);
 }
 
 /* ---- look-ups ---- */
+
+/* A segment that fills no whole pages may have left since it was found. */
+static bool
+has_segment_locked(const struct nrm__pool *pool, const struct nrm__segment *segment)
+{
+    const struct nrm__link *link = pool->segments.next;
+    while (link != &pool->segments && link != &segment->link) {
+        link = link->next;
+    }
+    return link != &pool->segments;
+}
+
+static bool
+find_interior_locked(const struct nrm__segment *segment, uintptr_t address,
+                     struct nrm__block *out)
+{
+    const struct nrm__pool_block *block = nrm__pool_floor_locked(segment, address);
+    uintptr_t key = atomic_load_explicit(&block->live.key, memory_order_acquire);
+    uintptr_t start = key & ~NRM__STATE_MASK;
+    if ((key & NRM__STATE_MASK) != NRM__LIVE || address < start) {
+        return false;
+    }
+    fill(block, start, out);
+    return true;
+}
 
 static bool
 pool_find_block(nrm_resource *mr, struct nrm__segment *segment, const void *ptr,
                 struct nrm__block *out)
 {
     struct nrm__pool *pool = pool_from(mr);
+    uintptr_t address = (uintptr_t)ptr;
     if (nrm__segment_is_slab(segment)) {
         return nrm__slabs_find(segment, ptr, out);
     }
-    nrm__lock_acquire(&pool->lock);
-    struct nrm__pool_block *block =
-        nrm__pool_block_of(nrm__tree_find(&pool->tree, (uintptr_t)ptr));
-    bool found = block != NULL && block->state == NRM__POOL_LIVE;
-    if (found) {
-        fill(block, out);
+    struct nrm__pool_block *block = block_at(segment, ptr);
+    if (block != NULL && atomic_load_explicit(&block->live.key, memory_order_acquire) ==
+                             (address | NRM__LIVE)) {
+        fill(block, address, out);
+        return true;
     }
+    nrm__lock_acquire(&pool->lock);
+    bool found = find_interior_locked(segment, address, out);
     nrm__lock_release(&pool->lock);
     return found;
 }
 
 static bool
+claim_in(const struct nrm__segment *segment, struct nrm__block *block)
+{
+    struct nrm__pool_block *own = block_at(segment, block->ptr);
+    uintptr_t live = (uintptr_t)block->ptr | NRM__LIVE;
+    if (own == NULL ||
+        !atomic_compare_exchange_strong_explicit(
+            &own->live.key, &live, (uintptr_t)block->ptr | NRM__POOL_CLAIMED,
+            memory_order_acq_rel, memory_order_relaxed)) {
+        return false;
+    }
+    /* It may have been resized since it was found. */
+    fill(own, (uintptr_t)block->ptr, block);
+    return true;
+}
+
+static bool
 pool_claim_block(nrm_resource *mr, struct nrm__block *block)
 {
+    struct nrm__pool *pool = pool_from(mr);
     if (block->flags & NRM__BLOCK_IN_SLAB) {
         return nrm__slabs_claim(block);
     }
-    return claim_block(pool_from(mr), block->ptr);
+    if (block->segment->entry == NULL) {
+        return claim_in(block->segment, block);
+    }
+    nrm__lock_acquire(&pool->lock);
+    bool claimed = has_segment_locked(pool, block->segment) &&
+                   claim_in(block->segment, block);
+    nrm__lock_release(&pool->lock);
+    return claimed;
 }
 
 static void
 pool_unclaim_block(nrm_resource *mr, const struct nrm__block *block)
 {
-    struct nrm__pool *pool = pool_from(mr);
     if (block->flags & NRM__BLOCK_IN_SLAB) {
         nrm__slabs_unclaim(block);
         return;
     }
-    nrm__lock_acquire(&pool->lock);
-    struct nrm__pool_block *own =
-        nrm__pool_block_of(nrm__tree_find(&pool->tree, (uintptr_t)block->ptr));
-    NRM_ASSERT(own != NULL && own->state == NRM__POOL_CLAIMED);
-    own->state = NRM__POOL_LIVE;
-    own->nbytes = block->nbytes;
-    nrm__lock_release(&pool->lock);
+    struct nrm__pool_block *own = block_at(block->segment, block->ptr);
+    NRM_ASSERT(own != NULL && nrm__pool_state_of(own) == NRM__POOL_CLAIMED);
+    set_live(own, (uintptr_t)block->ptr, block->nbytes);
 }
 
 /* ---- resizing in place ---- */
+
+/* Keeps a claimed block where it is: cuts its tail off, or takes free memory behind it. */
+static bool
+resize_locally(struct nrm__pool *pool, struct nrm__pool_block *own, size_t nbytes,
+               size_t wanted)
+{
+    size_t granule = nrm__pool_granule_of(own->live.segment);
+    nbytes = nrm__align_up(nbytes, granule);
+    wanted = nrm__align_up(wanted, granule);
+    nrm__lock_acquire(&pool->lock);
+    bool done = nbytes <= own->size;
+    if (done && nbytes < own->size / 2) {
+        nrm__pool_cut_tail_locked(pool, own, nrm__min(wanted, own->size));
+    }
+    else if (!done) {
+        done = nrm__pool_extend_locked(pool, own, nbytes, wanted);
+    }
+    nrm__lock_release(&pool->lock);
+    return done;
+}
 
 static nrm_status
 pool_reallocate(nrm_resource *mr, struct nrm__block *block,
                 const struct nrm__request *request)
 {
     struct nrm__pool *pool = pool_from(mr);
-    size_t nbytes = nrm__align_up(request->nbytes, pool->granule);
     if (block->flags & NRM__BLOCK_IN_SLAB) {
         bool stays = request->nbytes <= block->capacity &&
                      request->nbytes >= block->capacity / 2;
         return stays ? NRM_OK : NRM_NOT_SUPPORTED;
     }
-    nrm__lock_acquire(&pool->lock);
-    struct nrm__pool_block *own =
-        nrm__pool_block_of(nrm__tree_find(&pool->tree, (uintptr_t)block->ptr));
-    bool done = nbytes <= nrm__pool_size_of(own);
-    if (done && nbytes < nrm__pool_size_of(own) / 2) {
-        nrm__pool_cut_tail_locked(pool, own, nbytes);
+    struct nrm__pool_block *own = block_at(block->segment, block->ptr);
+    size_t colour = (uintptr_t)block->ptr - own->start;
+    size_t wanted = block_nbytes(pool, request) + colour;
+    if (resize_locally(pool, own, request->nbytes + colour, wanted) ||
+        nrm__pool_move_pages(pool, own, request->nbytes + colour, wanted) == NRM_OK) {
+        block->ptr = (void *)(own->start + colour);
+        block->capacity = own->size - colour;
+        return NRM_OK;
     }
-    else if (!done) {
-        done = nrm__pool_extend_locked(pool, own, nbytes, block_nbytes(pool, request));
-    }
-    block->capacity = nrm__pool_size_of(own);
-    nrm__lock_release(&pool->lock);
-    return done ? NRM_OK : NRM_NOT_SUPPORTED;
+    return NRM_NOT_SUPPORTED;
 }
 
 /* ---- trim, statistics, check ---- */
@@ -436,6 +671,7 @@ pool_trim(nrm_resource *mr, size_t keep_nbytes, size_t *out_nbytes)
 {
     struct nrm__pool *pool = pool_from(mr);
     size_t slab_nbytes = 0, unclosed, parked;
+    nrm__cache_drain(mr);
     if (pool->has_slabs) {
         nrm__slabs_trim(&pool->slabs, keep_nbytes, &slab_nbytes);
     }
@@ -536,16 +772,22 @@ pool_finish(nrm_resource *mr)
     if (pool->has_slabs) {
         nrm__slabs_finish(&pool->slabs);
     }
-    struct nrm__pool_block *block;
-    while ((block = nrm__pool_block_of(pool->tree.root)) != NULL) {
-        nrm__tree_remove(&pool->tree, &block->node);
-        nrm__node_deallocate(block, sizeof *block);
-    }
     while (!nrm__list_is_empty(&pool->segments)) {
         struct nrm__link *link = pool->segments.next;
+        struct nrm__segment *segment = NRM__CONTAINER(link, struct nrm__segment, link);
+        struct nrm__pool_block *block = nrm__pool_floor_locked(segment, segment->start);
         nrm__list_remove(link);
-        (void)nrm__pool_drop_segment(
-            pool, NRM__CONTAINER(link, struct nrm__segment, link), true);
+        while (block != NULL) {
+            struct nrm__pool_block *next = block->next;
+            nrm__pool_destroy_block_locked(pool, block);
+            block = next;
+        }
+        (void)nrm__pool_drop_segment(pool, segment, true);
+    }
+    while (pool->spare != NULL) {
+        struct nrm__pool_block *block = pool->spare;
+        pool->spare = block->next;
+        nrm__node_deallocate(block, sizeof *block);
     }
     nrm__unmap(pool->bins, bins_nbytes());
     nrm__lock_finish(&pool->lock);
@@ -553,12 +795,15 @@ pool_finish(nrm_resource *mr)
 
 static const struct nrm__ops pool_ops = {
     .class_name = "PoolMemoryResource",
+    .flags = NRM__OPS_HOLDS,
     .allocate = pool_allocate,
     .deallocate = pool_deallocate,
     .reallocate = pool_reallocate,
     .find_block = pool_find_block,
     .claim_block = pool_claim_block,
     .unclaim_block = pool_unclaim_block,
+    .front = pool_front,
+    .take_back = pool_take_back,
     .trim = pool_trim,
     .statistics = pool_statistics,
     .check = pool_check,
@@ -587,7 +832,7 @@ set_policy(struct nrm__pool *pool, const nrm_pool_options *options)
     bool immediate = by_default ? nrm_option_get(NRM_OPT_REUSE) == 1
                                 : options->reuse == NRM_REUSE_IMMEDIATE;
     pool->tracked = gpu_visible && !immediate;
-    pool->granule = nrm__kind_alignment(kind);
+    pool->granule = kind == NRM_KIND_HOST ? HOST_GRANULE : nrm__kind_alignment(kind);
     pool->maximum_nbytes = options->maximum_nbytes != 0 ? options->maximum_nbytes
                                                         : default_maximum(kind);
     pool->segment_nbytes =
@@ -610,6 +855,7 @@ set_policy(struct nrm__pool *pool, const nrm_pool_options *options)
                             (options->on_exhausted == NRM_ON_EXHAUSTED_DEFAULT &&
                              nrm_option_get(NRM_OPT_ON_EXHAUSTED) == 3);
     pool->has_slabs = kind == NRM_KIND_HOST;
+    pool->is_plain = (pool->base.upstream->ops->flags & NRM__OPS_PLAIN) != 0;
 }
 
 static nrm_status

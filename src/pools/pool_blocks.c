@@ -37,39 +37,124 @@ smallest_of_class(unsigned class)
 void
 nrm__pool_bin_insert_locked(struct nrm__pool *pool, struct nrm__pool_block *block)
 {
-    unsigned class = class_of(nrm__pool_size_of(block));
-    block->state = NRM__POOL_FREE;
+    unsigned class = class_of(block->size);
+    nrm__pool_set_state(block, NRM__POOL_FREE);
     /* At the front: what was used last is still in the cache. */
     nrm__list_insert_after(&pool->bins->heads[class], &block->link);
     pool->bins->bits[class / 64] |= UINT64_C(1) << (class % 64);
-    pool->free_nbytes += nrm__pool_size_of(block);
+    pool->bins->words |= UINT64_C(1) << (class / 64);
+    pool->free_nbytes += block->size;
 }
 
 void
 nrm__pool_bin_remove_locked(struct nrm__pool *pool, struct nrm__pool_block *block)
 {
-    unsigned class = class_of(nrm__pool_size_of(block));
+    unsigned class = class_of(block->size);
     nrm__list_remove(&block->link);
     if (nrm__list_is_empty(&pool->bins->heads[class])) {
         pool->bins->bits[class / 64] &= ~(UINT64_C(1) << (class % 64));
+        if (pool->bins->bits[class / 64] == 0) {
+            pool->bins->words &= ~(UINT64_C(1) << (class / 64));
+        }
     }
-    pool->free_nbytes -= nrm__pool_size_of(block);
+    pool->free_nbytes -= block->size;
 }
 
 /* The first class from `class` on that has a block; NRM__POOL_N_CLASSES: none. */
 static unsigned
 next_class_locked(const struct nrm__pool *pool, unsigned class)
 {
-    for (unsigned word = class / 64; word < NRM__POOL_N_CLASSES / 64; word++) {
-        uint64_t bits = pool->bins->bits[word];
-        if (word == class / 64) {
-            bits &= ~UINT64_C(0) << (class % 64);
-        }
-        if (bits != 0) {
-            return word * 64 + (unsigned)__builtin_ctzll(bits);
-        }
+    unsigned word = class / 64;
+    if (word >= NRM__POOL_N_WORDS) {
+        return NRM__POOL_N_CLASSES;
     }
-    return NRM__POOL_N_CLASSES;
+    uint64_t bits = pool->bins->bits[word] & ~UINT64_C(0) << (class % 64);
+    if (bits == 0) {
+        uint64_t words = word + 1 < 64 ? pool->bins->words & ~UINT64_C(0) << (word + 1)
+                                       : 0;
+        if (words == 0) {
+            return NRM__POOL_N_CLASSES;
+        }
+        word = (unsigned)__builtin_ctzll(words);
+        bits = pool->bins->bits[word];
+    }
+    return word * 64 + (unsigned)__builtin_ctzll(bits);
+}
+
+/* ---- descriptions ---- */
+
+struct nrm__pool_block *
+nrm__pool_create_block_locked(struct nrm__pool *pool)
+{
+    struct nrm__pool_block *block = pool->spare;
+    if (block != NULL) {
+        pool->spare = block->next;
+        *block = (struct nrm__pool_block){0};
+    }
+    else {
+        block = nrm__node_allocate(sizeof *block);
+    }
+    if (block != NULL) {
+        nrm__list_init(&block->link);
+        pool->n_blocks++;
+    }
+    return block;
+}
+
+/* A look-up that took no lock may still read it: it describes blocks for ever. */
+void
+nrm__pool_destroy_block_locked(struct nrm__pool *pool, struct nrm__pool_block *block)
+{
+    atomic_store_explicit(&block->live.key, NRM__POOL_FREE, memory_order_relaxed);
+    block->next = pool->spare;
+    pool->spare = block;
+    pool->n_blocks--;
+}
+
+static uint64_t *
+bits_of(const struct nrm__starts *starts)
+{
+    return (uint64_t *)(void *)&starts->blocks[starts->n];
+}
+
+static size_t
+granule_index(const struct nrm__segment *segment, uintptr_t address)
+{
+    const struct nrm__starts *starts = segment->extra;
+    return (address - segment->start) >> starts->shift;
+}
+
+void
+nrm__pool_set_start_locked(struct nrm__pool_block *block)
+{
+    struct nrm__starts *starts = block->live.segment->extra;
+    size_t i = granule_index(block->live.segment, block->start);
+    bits_of(starts)[i / 64] |= UINT64_C(1) << (i % 64);
+    atomic_store_explicit(&starts->blocks[i], &block->live, memory_order_release);
+}
+
+void
+nrm__pool_clear_start_locked(const struct nrm__pool_block *block)
+{
+    struct nrm__starts *starts = block->live.segment->extra;
+    size_t i = granule_index(block->live.segment, block->start);
+    bits_of(starts)[i / 64] &= ~(UINT64_C(1) << (i % 64));
+    atomic_store_explicit(&starts->blocks[i], NULL, memory_order_relaxed);
+}
+
+struct nrm__pool_block *
+nrm__pool_floor_locked(const struct nrm__segment *segment, uintptr_t address)
+{
+    struct nrm__starts *starts = segment->extra;
+    size_t i = granule_index(segment, address);
+    size_t word = i / 64;
+    uint64_t bits = bits_of(starts)[word] & ~UINT64_C(0) >> (63 - i % 64);
+    while (bits == 0) { /* a block starts with the segment */
+        bits = bits_of(starts)[--word];
+    }
+    i = word * 64 + 63 - (size_t)__builtin_clzll(bits);
+    return nrm__pool_block_of(
+        atomic_load_explicit(&starts->blocks[i], memory_order_relaxed));
 }
 
 /* ---- splitting and merging ---- */
@@ -79,13 +164,16 @@ static bool
 fits(const struct nrm__pool_block *block, size_t nbytes, size_t alignment,
      uintptr_t *out_start)
 {
-    uintptr_t start = nrm__align_up(block->node.start, alignment);
-    if (start < block->node.start) {
+    uintptr_t start = nrm__align_up(block->start, alignment);
+    if (start < block->start) {
         return false;
     }
-    size_t skipped = start - block->node.start;
-    if (skipped > nrm__pool_size_of(block) ||
-        nrm__pool_size_of(block) - skipped < nbytes) {
+    size_t skipped = start - block->start;
+    size_t granule = nrm__pool_granule_of(block->live.segment);
+    if ((skipped & (granule - 1)) != 0) {
+        return false;
+    }
+    if (skipped > block->size || block->size - skipped < nbytes) {
         return false;
     }
     *out_start = start;
@@ -97,24 +185,23 @@ fits(const struct nrm__pool_block *block, size_t nbytes, size_t alignment,
 static struct nrm__pool_block *
 split_locked(struct nrm__pool *pool, struct nrm__pool_block *block, size_t first_nbytes)
 {
-    struct nrm__pool_block *rest = nrm__node_allocate(sizeof *rest);
+    struct nrm__pool_block *rest = nrm__pool_create_block_locked(pool);
     if (rest == NULL) {
         return NULL;
     }
-    rest->node.start = block->node.start + first_nbytes;
-    rest->node.nbytes = nrm__pool_size_of(block) - first_nbytes;
-    block->node.nbytes = first_nbytes;
-    rest->segment = block->segment;
+    rest->start = block->start + first_nbytes;
+    rest->size = block->size - first_nbytes;
+    block->size = first_nbytes;
+    rest->live.segment = block->live.segment;
     rest->is_zero = block->is_zero;
-    rest->state = block->state;
-    nrm__list_init(&rest->link);
+    nrm__pool_set_state(rest, nrm__pool_state_of(block));
     rest->previous = block;
     rest->next = block->next;
     if (rest->next != NULL) {
         rest->next->previous = rest;
     }
     block->next = rest;
-    nrm__tree_insert(&pool->tree, &rest->node);
+    nrm__pool_set_start_locked(rest);
     return rest;
 }
 
@@ -123,13 +210,13 @@ static void
 absorb_next_locked(struct nrm__pool *pool, struct nrm__pool_block *block)
 {
     struct nrm__pool_block *next = block->next;
-    nrm__tree_remove(&pool->tree, &next->node);
-    block->node.nbytes += next->node.nbytes;
+    nrm__pool_clear_start_locked(next);
+    block->size += next->size;
     block->next = next->next;
     if (block->next != NULL) {
         block->next->previous = block;
     }
-    nrm__node_deallocate(next, sizeof *next);
+    nrm__pool_destroy_block_locked(pool, next);
 }
 
 /* Makes a block, which is in no bin, free, merged with its free neighbours. */
@@ -139,12 +226,12 @@ nrm__pool_free_locked(struct nrm__pool *pool, struct nrm__pool_block *block,
 {
     struct nrm__pool_block *previous = block->previous;
     block->is_zero = is_zero;
-    if (block->next != NULL && block->next->state == NRM__POOL_FREE) {
+    if (block->next != NULL && nrm__pool_state_of(block->next) == NRM__POOL_FREE) {
         nrm__pool_bin_remove_locked(pool, block->next);
         block->is_zero = block->is_zero && block->next->is_zero;
         absorb_next_locked(pool, block);
     }
-    if (previous != NULL && previous->state == NRM__POOL_FREE) {
+    if (previous != NULL && nrm__pool_state_of(previous) == NRM__POOL_FREE) {
         nrm__pool_bin_remove_locked(pool, previous);
         previous->is_zero = previous->is_zero && block->is_zero;
         absorb_next_locked(pool, previous);
@@ -153,55 +240,49 @@ nrm__pool_free_locked(struct nrm__pool *pool, struct nrm__pool_block *block,
     nrm__pool_bin_insert_locked(pool, block);
 }
 
-/* Cuts the piece at `start` out of a free block: the rest stays free. */
+/* Cuts the piece at `start` out of a free block, claimed; the rest stays free. */
 static struct nrm__pool_block *
 carve_locked(struct nrm__pool *pool, struct nrm__pool_block *block, uintptr_t start,
              size_t nbytes)
 {
     nrm__pool_bin_remove_locked(pool, block);
-    if (start > block->node.start) {
-        struct nrm__pool_block *piece =
-            split_locked(pool, block, start - block->node.start);
+    if (start > block->start) {
+        struct nrm__pool_block *piece = split_locked(pool, block, start - block->start);
         nrm__pool_bin_insert_locked(pool, block);
         if (piece == NULL) {
             return NULL;
         }
         block = piece;
     }
-    size_t least_rest = nbytes > pool->segment_nbytes ? NRM__MAP_PAGE : pool->granule;
-    if (nrm__pool_size_of(block) - nbytes >= least_rest) {
+    nbytes = nrm__align_up(nbytes, nrm__pool_granule_of(block->live.segment));
+    size_t least_rest = nbytes > pool->segment_nbytes ? NRM__MAP_PAGE : 1;
+    if (block->size - nbytes >= least_rest) {
         struct nrm__pool_block *rest = split_locked(pool, block, nbytes);
         if (rest != NULL) {
             nrm__pool_bin_insert_locked(pool, rest);
         }
     }
-    block->state = NRM__POOL_LIVE;
-    pool->live_nbytes += nrm__pool_size_of(block);
+    nrm__pool_set_state(block, NRM__POOL_CLAIMED);
+    pool->live_nbytes += block->size;
     return block;
 }
 
-/* A free block of at least `nbytes`, or NULL. */
-struct nrm__pool_block *
-nrm__pool_take_locked(struct nrm__pool *pool, size_t nbytes, size_t alignment)
+static struct nrm__pool_block *
+first_of_class_locked(const struct nrm__pool *pool, unsigned class)
 {
-    size_t sure = nbytes + (alignment - pool->granule);
-    unsigned first = class_of(nbytes);
-    unsigned class = class_of(sure);
+    struct nrm__link *link = pool->bins->heads[class].next;
+    return link != &pool->bins->heads[class]
+               ? NRM__CONTAINER(link, struct nrm__pool_block, link)
+               : NULL;
+}
+
+/* The first block that fits, of the class of the size or a larger one. */
+static struct nrm__pool_block *
+take_any_locked(struct nrm__pool *pool, size_t nbytes, size_t alignment)
+{
     uintptr_t start;
-    if (smallest_of_class(class) < sure) {
-        class++;
-    }
-    class = next_class_locked(pool, class);
-    if (class < NRM__POOL_N_CLASSES) {
-        struct nrm__link *link = pool->bins->heads[class].next;
-        struct nrm__pool_block *block =
-            NRM__CONTAINER(link, struct nrm__pool_block, link);
-        bool fit = fits(block, nbytes, alignment, &start);
-        NRM_ASSERT(fit);
-        return carve_locked(pool, block, start, nbytes);
-    }
-    for (class = next_class_locked(pool, first); class < NRM__POOL_N_CLASSES;
-         class = next_class_locked(pool, class + 1)) {
+    for (unsigned class = next_class_locked(pool, class_of(nbytes));
+         class < NRM__POOL_N_CLASSES; class = next_class_locked(pool, class + 1)) {
         for (struct nrm__link *link = pool->bins->heads[class].next;
              link != &pool->bins->heads[class]; link = link->next) {
             struct nrm__pool_block *block =
@@ -214,12 +295,35 @@ nrm__pool_take_locked(struct nrm__pool *pool, size_t nbytes, size_t alignment)
     return NULL;
 }
 
+/* A block of at least `nbytes`, claimed, or NULL: the newest of the size's own class, which
+   is warm, else one of the smallest class that surely has room, else any. */
+struct nrm__pool_block *
+nrm__pool_take_locked(struct nrm__pool *pool, size_t nbytes, size_t alignment)
+{
+    uintptr_t start;
+    struct nrm__pool_block *block = first_of_class_locked(pool, class_of(nbytes));
+    if (block != NULL && fits(block, nbytes, alignment, &start)) {
+        return carve_locked(pool, block, start, nbytes);
+    }
+    size_t sure = nbytes + (alignment - pool->granule);
+    unsigned class = class_of(sure);
+    class =
+        next_class_locked(pool, smallest_of_class(class) < sure ? class + 1 : class);
+    if (class < NRM__POOL_N_CLASSES) {
+        block = first_of_class_locked(pool, class);
+        if (fits(block, nbytes, alignment, &start)) {
+            return carve_locked(pool, block, start, nbytes);
+        }
+    }
+    return take_any_locked(pool, nbytes, alignment);
+}
+
 /* ---- parking ---- */
 
 void
 nrm__pool_park_locked(struct nrm__pool *pool, struct nrm__pool_block *block)
 {
-    block->state = NRM__POOL_PARKED;
+    nrm__pool_set_state(block, NRM__POOL_PARKED);
     block->stamp = nrm__epoch_stamp();
     block->is_zero = false;
     if (pool->newest_stamp <= nrm__epoch_newest_recorded()) {
@@ -228,8 +332,8 @@ nrm__pool_park_locked(struct nrm__pool *pool, struct nrm__pool_block *block)
     if (block->stamp > pool->newest_stamp) {
         pool->newest_stamp = block->stamp;
     }
-    pool->unclosed_nbytes += nrm__pool_size_of(block);
-    pool->parked_nbytes += nrm__pool_size_of(block);
+    pool->unclosed_nbytes += block->size;
+    pool->parked_nbytes += block->size;
     nrm__list_append(&pool->parked, &block->link);
 }
 
@@ -245,7 +349,7 @@ nrm__pool_reclaim_locked(struct nrm__pool *pool)
             break;
         }
         nrm__list_remove(&block->link);
-        pool->parked_nbytes -= nrm__pool_size_of(block);
+        pool->parked_nbytes -= block->size;
         nrm__pool_free_locked(pool, block, false);
     }
 }
@@ -269,7 +373,7 @@ nrm__pool_cut_tail_locked(struct nrm__pool *pool, struct nrm__pool_block *block,
     if (tail == NULL) {
         return;
     }
-    pool->live_nbytes -= nrm__pool_size_of(tail);
+    pool->live_nbytes -= tail->size;
     if (pool->tracked) {
         nrm__pool_park_locked(pool, tail);
     }
@@ -284,48 +388,70 @@ nrm__pool_extend_locked(struct nrm__pool *pool, struct nrm__pool_block *block,
                         size_t nbytes, size_t wanted)
 {
     struct nrm__pool_block *next = block->next;
-    if (next == NULL || next->state != NRM__POOL_FREE ||
-        nrm__pool_size_of(block) + nrm__pool_size_of(next) < nbytes) {
+    if (next == NULL || nrm__pool_state_of(next) != NRM__POOL_FREE ||
+        block->size + next->size < nbytes) {
         return false;
     }
-    size_t before = nrm__pool_size_of(block);
+    size_t before = block->size;
     nrm__pool_bin_remove_locked(pool, next);
-    size_t take = nrm__min(nrm__max(wanted, nbytes) - before, nrm__pool_size_of(next));
-    if (nrm__pool_size_of(next) > take) {
+    size_t take = nrm__min(nrm__max(wanted, nbytes) - before, next->size);
+    if (next->size > take) {
         struct nrm__pool_block *rest = split_locked(pool, next, take);
         if (rest != NULL) {
             nrm__pool_bin_insert_locked(pool, rest);
         }
     }
     absorb_next_locked(pool, block);
-    pool->live_nbytes += nrm__pool_size_of(block) - before;
+    pool->live_nbytes += block->size - before;
     return true;
 }
 
 /* ---- the check ---- */
 
+struct sums {
+    size_t free, live, parked, n_blocks;
+};
+
 static void
-check_segment_locked(struct nrm__pool *pool, const struct nrm__segment *segment,
-                     size_t *sums, size_t *n_blocks)
+check_block_locked(const struct nrm__pool_block *block,
+                   const struct nrm__segment *segment, struct sums *sums)
+{
+    uintptr_t state = nrm__pool_state_of(block);
+    size_t granule = nrm__pool_granule_of(segment);
+    NRM_ASSERT(block->size != 0 && block->size % granule == 0);
+    NRM_ASSERT(block->live.segment == segment);
+    NRM_ASSERT(nrm__pool_floor_locked(segment, block->start) == block);
+    NRM_ASSERT(nrm__pool_floor_locked(segment, block->start + block->size - 1) ==
+               block);
+    if (state == NRM__POOL_LIVE) {
+        uintptr_t key = atomic_load(&block->live.key);
+        uintptr_t address = key & ~NRM__STATE_MASK;
+        NRM_ASSERT(address - block->start < granule);
+        NRM_ASSERT(atomic_load(&block->live.capacity) ==
+                   block->size - (address - block->start));
+        NRM_ASSERT(atomic_load(&block->live.nbytes) <=
+                   atomic_load(&block->live.capacity));
+    }
+    sums->free += state == NRM__POOL_FREE ? block->size : 0;
+    sums->parked += state == NRM__POOL_PARKED ? block->size : 0;
+    sums->live += state == NRM__POOL_LIVE || state == NRM__POOL_CLAIMED ? block->size
+                                                                        : 0;
+    sums->n_blocks++;
+}
+
+static void
+check_segment_locked(const struct nrm__segment *segment, struct sums *sums)
 {
     uintptr_t at = segment->start;
     struct nrm__pool_block *previous = NULL;
-    struct nrm__pool_block *block = nrm__pool_block_of(nrm__tree_find(&pool->tree, at));
+    struct nrm__pool_block *block = nrm__pool_floor_locked(segment, at);
     for (; block != NULL; previous = block, block = block->next) {
-        NRM_ASSERT(block->node.start == at);
-        NRM_ASSERT(nrm__pool_size_of(block) != 0 &&
-                   nrm__pool_size_of(block) % pool->granule == 0);
-        NRM_ASSERT(block->segment == segment);
-        NRM_ASSERT(block->previous == previous);
-        NRM_ASSERT(nrm__pool_block_of(nrm__tree_find(&pool->tree, at)) == block);
-        bool merged = block->state != NRM__POOL_FREE || previous == NULL ||
-                      previous->state != NRM__POOL_FREE;
+        NRM_ASSERT(block->start == at && block->previous == previous);
+        bool merged = nrm__pool_state_of(block) != NRM__POOL_FREE || previous == NULL ||
+                      nrm__pool_state_of(previous) != NRM__POOL_FREE;
         NRM_ASSERT(merged);
-        NRM_ASSERT(block->state == NRM__POOL_FREE || block->state == NRM__POOL_PARKED ||
-                   block->nbytes <= nrm__pool_size_of(block));
-        sums[block->state] += nrm__pool_size_of(block);
-        *n_blocks += 1;
-        at += nrm__pool_size_of(block);
+        check_block_locked(block, segment, sums);
+        at += block->size;
     }
     NRM_ASSERT(at == segment->start + segment->nbytes);
 }
@@ -337,13 +463,14 @@ check_bins_locked(struct nrm__pool *pool)
     for (unsigned class = 0; class < NRM__POOL_N_CLASSES; class++) {
         bool bit = (pool->bins->bits[class / 64] >> (class % 64)) & 1;
         NRM_ASSERT(bit == !nrm__list_is_empty(&pool->bins->heads[class]));
+        NRM_ASSERT(!bit || (pool->bins->words >> (class / 64) & 1) != 0);
         for (struct nrm__link *link = pool->bins->heads[class].next;
              link != &pool->bins->heads[class]; link = link->next) {
             struct nrm__pool_block *block =
                 NRM__CONTAINER(link, struct nrm__pool_block, link);
-            NRM_ASSERT(block->state == NRM__POOL_FREE &&
-                       class_of(nrm__pool_size_of(block)) == class);
-            nbytes += nrm__pool_size_of(block);
+            NRM_ASSERT(nrm__pool_state_of(block) == NRM__POOL_FREE &&
+                       class_of(block->size) == class);
+            nbytes += block->size;
         }
     }
     NRM_ASSERT(nbytes == pool->free_nbytes);
@@ -352,18 +479,19 @@ check_bins_locked(struct nrm__pool *pool)
 void
 nrm__pool_check_locked(struct nrm__pool *pool)
 {
-    size_t sums[4] = {0}, n_blocks = 0, reserved = 0;
+    struct sums sums = {0};
+    size_t reserved = 0;
     for (struct nrm__link *link = pool->segments.next; link != &pool->segments;
          link = link->next) {
         struct nrm__segment *segment = NRM__CONTAINER(link, struct nrm__segment, link);
-        check_segment_locked(pool, segment, sums, &n_blocks);
+        check_segment_locked(segment, &sums);
         reserved += segment->nbytes;
     }
-    NRM_ASSERT(n_blocks == pool->tree.n_nodes);
+    NRM_ASSERT(sums.n_blocks == pool->n_blocks);
     NRM_ASSERT(reserved == pool->reserved_nbytes);
     NRM_ASSERT(reserved <= pool->maximum_nbytes);
-    NRM_ASSERT(sums[NRM__POOL_FREE] == pool->free_nbytes);
-    NRM_ASSERT(sums[NRM__POOL_LIVE] + sums[NRM__POOL_CLAIMED] == pool->live_nbytes);
-    NRM_ASSERT(sums[NRM__POOL_PARKED] == pool->parked_nbytes);
+    NRM_ASSERT(sums.free == pool->free_nbytes);
+    NRM_ASSERT(sums.live == pool->live_nbytes);
+    NRM_ASSERT(sums.parked == pool->parked_nbytes);
     check_bins_locked(pool);
 }

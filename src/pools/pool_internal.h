@@ -6,34 +6,37 @@
 #define NRM_POOLS_POOL_INTERNAL_H
 
 #include "base/bits.h"
+#include "core/cache.h"
 #include "core/slab.h"
 
-/* Size classes: eight for each power of two. */
-#define NRM__POOL_SUBCLASS_BITS 3
+/* Size classes: 32 for each power of two. */
+#define NRM__POOL_SUBCLASS_BITS 5
 #define NRM__POOL_N_SUBCLASSES (1u << NRM__POOL_SUBCLASS_BITS)
 #define NRM__POOL_N_CLASSES (64 * NRM__POOL_N_SUBCLASSES)
+#define NRM__POOL_N_WORDS (NRM__POOL_N_CLASSES / 64)
 
-enum nrm__pool_state {
-    NRM__POOL_FREE,
-    NRM__POOL_LIVE,
-    NRM__POOL_CLAIMED,
-    NRM__POOL_PARKED
-};
+/* The states of a block, in its key. A claimed one belongs to whoever gives it back or
+   resizes it, or is kept by a thread (core/cache.h). */
+#define NRM__POOL_LIVE NRM__LIVE
+#define NRM__POOL_CLAIMED ((uintptr_t)0)
+#define NRM__POOL_FREE ((uintptr_t)2)
+#define NRM__POOL_PARKED ((uintptr_t)4)
 
 struct nrm__pool_block {
-    struct nrm__tree_node node; /* start and capacity */
-    struct nrm__link link;      /* of a bin (free) or of the parked list (parked) */
+    struct nrm__live live; /* its address is the start, or a little behind it: colour */
+    uintptr_t start;
+    size_t size;
+    struct nrm__link link; /* of a bin (free) or of the parked list (parked) */
     struct nrm__pool_block *previous, *next; /* neighbours in the segment, or NULL */
-    struct nrm__segment *segment;
-    size_t nbytes;  /* requested; of a live one */
-    uint64_t stamp; /* of a parked one */
-    enum nrm__pool_state state;
-    bool is_zero; /* of a free one: never used since the upstream zeroed it */
+    uint64_t stamp;                          /* of a parked one */
+    bool is_zero;    /* of a free one: never used since the upstream zeroed it */
+    bool was_zeroed; /* of a live one: it was asked for as zeros */
 };
 
 struct nrm__pool_bins {
     struct nrm__link heads[NRM__POOL_N_CLASSES];
-    uint64_t bits[NRM__POOL_N_CLASSES / 64]; /* one for each bin that is not empty */
+    uint64_t bits[NRM__POOL_N_WORDS]; /* one for each bin that is not empty */
+    uint64_t words;                   /* one for each word of `bits` that is not 0 */
 };
 
 struct nrm__pool {
@@ -49,8 +52,14 @@ struct nrm__pool {
     bool has_slabs;
     struct nrm__slabs slabs;
 
+    bool is_plain; /* its memory is ordinary pages: they may be dropped or moved */
+    atomic_bool fills_zeros; /* the program writes to what it gets as zeros */
+    atomic_uint colour;      /* of the next segment for one large block */
+
     struct nrm__lock lock; /* guards what follows */
-    struct nrm__tree tree;
+    struct nrm__pool_block
+        *spare; /* descriptions, linked by `next`; never anything else */
+    size_t n_blocks;
     struct nrm__pool_bins *bins; /* of the free blocks; a mapping */
     struct nrm__link parked;     /* oldest first */
     struct nrm__link segments;
@@ -63,16 +72,43 @@ struct nrm__pool {
 };
 
 static inline struct nrm__pool_block *
-nrm__pool_block_of(struct nrm__tree_node *node)
+nrm__pool_block_of(struct nrm__live *live)
 {
-    return node != NULL ? NRM__CONTAINER(node, struct nrm__pool_block, node) : NULL;
+    return live != NULL ? NRM__CONTAINER(live, struct nrm__pool_block, live) : NULL;
 }
 
-static inline size_t
-nrm__pool_size_of(const struct nrm__pool_block *block)
+static inline uintptr_t
+nrm__pool_state_of(const struct nrm__pool_block *block)
 {
-    return block->node.nbytes;
+    return atomic_load_explicit(&block->live.key, memory_order_relaxed) &
+           NRM__STATE_MASK;
 }
+
+static inline void
+nrm__pool_set_state(struct nrm__pool_block *block, uintptr_t state)
+{
+    atomic_store_explicit(&block->live.key, block->start | state, memory_order_release);
+}
+
+/* Sizes and offsets of blocks in a segment are multiples of it. */
+static inline size_t
+nrm__pool_granule_of(const struct nrm__segment *segment)
+{
+    return (size_t)1 << ((const struct nrm__starts *)segment->extra)->shift;
+}
+
+/* The block that an address of a segment lies in. */
+struct nrm__pool_block *nrm__pool_floor_locked(const struct nrm__segment *segment,
+                                               uintptr_t address);
+
+/* A description; NULL: no memory. And back. */
+struct nrm__pool_block *nrm__pool_create_block_locked(struct nrm__pool *pool);
+void nrm__pool_destroy_block_locked(struct nrm__pool *pool,
+                                    struct nrm__pool_block *block);
+
+/* Enters a block of a segment into its starts, and removes it. */
+void nrm__pool_set_start_locked(struct nrm__pool_block *block);
+void nrm__pool_clear_start_locked(const struct nrm__pool_block *block);
 
 /* A free block, in no bin yet, goes into its bin; and out of it. */
 void nrm__pool_bin_insert_locked(struct nrm__pool *pool, struct nrm__pool_block *block);
@@ -111,9 +147,11 @@ void nrm__pool_check_locked(struct nrm__pool *pool);
 /* Takes a segment of `nbytes` of the upstream; the request that needs it asked `asked`. */
 nrm_status nrm__pool_grow_by(struct nrm__pool *pool, size_t nbytes, size_t asked);
 
-/* Grows so that a block of `nbytes` fits. Segments that were made for one large block and
-   are free now go back first: what they held does not fit, and would only pile up. */
-nrm_status nrm__pool_grow(struct nrm__pool *pool, size_t nbytes, size_t alignment);
+/* Grows so that a block of `nbytes` fits, of which `asked` were asked for. Segments that
+   were made for one large block and are free now go back first: what they held does not
+   fit, and would only pile up. */
+nrm_status nrm__pool_grow(struct nrm__pool *pool, size_t nbytes, size_t alignment,
+                          size_t asked);
 
 /* Gives segments that are free as a whole, and of more than `min_nbytes`, back to the
    upstream while more than `keep_nbytes` stay free. Returns bytes. */
@@ -123,6 +161,17 @@ size_t nrm__pool_give_segments_back(struct nrm__pool *pool, size_t min_nbytes,
 /* While more than idle_nbytes are free: gives segments that were made for one large block
    and are free as a whole back. */
 void nrm__pool_give_idle_back(struct nrm__pool *pool);
+
+/* Resizes a claimed block that fills a segment of its own by moving the pages of the segment.
+   NRM_NOT_SUPPORTED: it does not, or they cannot move. */
+nrm_status nrm__pool_move_pages(struct nrm__pool *pool, struct nrm__pool_block *block,
+                                size_t nbytes, size_t wanted);
+
+/* The bytes of a mapping that describes a segment. */
+size_t nrm__starts_nbytes(size_t n);
+
+/* Gives up the description of a segment that is in no map any more. */
+void nrm__pool_destroy_segment(struct nrm__segment *segment);
 
 /* A segment that is out of the pool goes back to the upstream; see nrm__give_back. */
 size_t nrm__pool_drop_segment(struct nrm__pool *pool, struct nrm__segment *segment,

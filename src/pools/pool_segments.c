@@ -11,64 +11,129 @@
 #include "core/uses.h"
 #include "cuda/context.h"
 #include "nrm/options.h"
+#include "os/memory.h"
 
 #define FIRST_SEGMENT_NBYTES (8 * NRM__MIB)
+#define COLOUR_STEP 1088u        /* 17 lines: the starts within a page go round */
+#define LARGE_MAX_GRANULES 16384 /* of a segment for one large block */
 
 /* ---- segments ---- */
 
-static struct nrm__pool_block *
-block_for_segment(struct nrm__segment *segment, bool is_zero)
+size_t
+nrm__starts_nbytes(size_t n)
 {
-    struct nrm__pool_block *block = nrm__node_allocate(sizeof *block);
-    if (block == NULL) {
-        return NULL;
+    size_t bits = (n + 63) / 64 * sizeof(uint64_t);
+    return nrm__align_up(sizeof(struct nrm__starts) + n * sizeof(struct nrm__live *) +
+                             bits,
+                         nrm__page_size());
+}
+
+/* A segment for one large block has granules of at least a page, and few of them. */
+static unsigned
+shift_for(const struct nrm__pool *pool, size_t nbytes)
+{
+    unsigned shift = (unsigned)__builtin_ctzll(pool->granule);
+    if (nbytes > pool->segment_nbytes && (nbytes & (NRM__MAP_PAGE - 1)) == 0) {
+        shift = NRM__MAP_PAGE_SHIFT;
+        while (nbytes >> shift > LARGE_MAX_GRANULES &&
+               (nbytes & (((size_t)2 << shift) - 1)) == 0) {
+            shift++;
+        }
     }
-    block->node.start = segment->start;
-    block->node.nbytes = segment->nbytes;
-    block->segment = segment;
-    block->is_zero = is_zero;
-    nrm__list_init(&block->link);
-    return block;
+    return shift;
+}
+
+/* Only what is touched of it takes memory. */
+static nrm_status
+create_starts(struct nrm__pool *pool, struct nrm__segment *segment)
+{
+    unsigned shift = shift_for(pool, segment->nbytes);
+    size_t n = segment->nbytes >> shift;
+    void *memory;
+    if (nrm__map(nrm__starts_nbytes(n), nrm__page_size(), &memory) != 0) {
+        return nrm__error(NRM_OUT_OF_MEMORY, "no memory to describe a segment");
+    }
+    struct nrm__starts *starts = memory;
+    starts->shift = shift;
+    starts->n = n;
+    if (shift >= NRM__MAP_PAGE_SHIFT) {
+        unsigned turn =
+            atomic_fetch_add_explicit(&pool->colour, 1, memory_order_relaxed);
+        starts->colour = turn * COLOUR_STEP % (4 * (unsigned)NRM__KIB);
+    }
+    segment->extra = starts;
+    return NRM_OK;
+}
+
+void
+nrm__pool_destroy_segment(struct nrm__segment *segment)
+{
+    struct nrm__starts *starts = segment->extra;
+    if (starts != NULL) {
+        segment->extra = NULL;
+        nrm__unmap(starts, nrm__starts_nbytes(starts->n));
+    }
+    nrm__segment_destroy(segment);
+}
+
+/* One free block of all of the segment enters the pool. */
+static nrm_status
+add_whole_block(struct nrm__pool *pool, struct nrm__segment *segment)
+{
+    nrm__lock_acquire(&pool->lock);
+    struct nrm__pool_block *block = nrm__pool_create_block_locked(pool);
+    if (block != NULL) {
+        block->start = segment->start;
+        block->size = segment->nbytes;
+        block->live.segment = segment;
+        block->is_zero = (segment->upstream.flags & NRM__BLOCK_IS_ZERO) != 0;
+        nrm__pool_set_start_locked(block);
+        nrm__list_append(&pool->segments, &segment->link);
+        nrm__pool_bin_insert_locked(pool, block);
+        pool->reserved_nbytes += segment->nbytes;
+    }
+    nrm__lock_release(&pool->lock);
+    return block != NULL
+               ? NRM_OK
+               : nrm__error(NRM_OUT_OF_MEMORY, "no memory to describe a block");
 }
 
 /* Takes a segment of `nbytes` of the upstream and makes it one free block. */
 static nrm_status
 take_segment(struct nrm__pool *pool, size_t nbytes, size_t alignment)
 {
-    struct nrm__request request = {.nbytes = nbytes, .alignment = alignment};
+    size_t lost = pool->granule > alignment ? pool->granule - alignment : 0;
+    struct nrm__request request = {.nbytes = nbytes + lost, .alignment = alignment};
     nrm_resource *upstream = pool->base.upstream;
     struct nrm__block block;
     struct nrm__segment *segment = NULL;
-    struct nrm__pool_block *whole = NULL;
     NRM_TRY(nrm__allocate(upstream, &request, &block));
+    void *start = (void *)nrm__align_up((uintptr_t)block.ptr, pool->granule);
     size_t usable = nrm__align_down(nbytes, pool->granule);
-    nrm_status status = nrm__segment_create(&pool->base, block.ptr, usable, &segment);
+    nrm_status status = nrm__segment_create(&pool->base, start, usable, &segment);
     if (status != NRM_OK) {
         goto fail_segment;
     }
     segment->upstream = block;
     segment->generation = nrm__cuda_generations();
-    whole = block_for_segment(segment, (block.flags & NRM__BLOCK_IS_ZERO) != 0);
-    if (whole == NULL) {
-        status = nrm__error(NRM_OUT_OF_MEMORY, "no memory to describe a block");
-        goto fail_block;
+    status = create_starts(pool, segment);
+    if (status != NRM_OK) {
+        goto fail_starts;
     }
     status = nrm__block_map_add_segment(segment);
     if (status != NRM_OK) {
-        goto fail_map;
+        goto fail_starts;
     }
-    nrm__lock_acquire(&pool->lock);
-    nrm__list_append(&pool->segments, &segment->link);
-    nrm__tree_insert(&pool->tree, &whole->node);
-    nrm__pool_bin_insert_locked(pool, whole);
-    pool->reserved_nbytes += usable;
-    nrm__lock_release(&pool->lock);
+    status = add_whole_block(pool, segment);
+    if (status != NRM_OK) {
+        goto fail_block;
+    }
     return NRM_OK;
 
-fail_map:
-    nrm__node_deallocate(whole, sizeof *whole);
 fail_block:
-    nrm__segment_destroy(segment);
+    nrm__block_map_remove_segment(segment);
+fail_starts:
+    nrm__pool_destroy_segment(segment);
 fail_segment:
     nrm__give_back(upstream, &block, false);
     return status;
@@ -76,13 +141,11 @@ fail_segment:
 
 /* The block of a segment that is free as a whole, or NULL. */
 static struct nrm__pool_block *
-whole_locked(struct nrm__pool *pool, struct nrm__segment *segment)
+whole_locked(const struct nrm__segment *segment)
 {
-    struct nrm__pool_block *block =
-        nrm__pool_block_of(nrm__tree_find(&pool->tree, segment->start));
-    return block->state == NRM__POOL_FREE && nrm__pool_size_of(block) == segment->nbytes
-               ? block
-               : NULL;
+    struct nrm__pool_block *block = nrm__pool_floor_locked(segment, segment->start);
+    bool is_free = nrm__pool_state_of(block) == NRM__POOL_FREE;
+    return is_free && block->size == segment->nbytes ? block : NULL;
 }
 
 /* Takes a segment that is free as a whole out of the pool. */
@@ -91,8 +154,7 @@ detach_locked(struct nrm__pool *pool, struct nrm__segment *segment,
               struct nrm__pool_block *block)
 {
     nrm__pool_bin_remove_locked(pool, block);
-    nrm__tree_remove(&pool->tree, &block->node);
-    nrm__node_deallocate(block, sizeof *block);
+    nrm__pool_destroy_block_locked(pool, block);
     nrm__list_remove(&segment->link);
     pool->reserved_nbytes -= segment->nbytes;
 }
@@ -105,7 +167,7 @@ detach_segment_locked(struct nrm__pool *pool, size_t min_nbytes, size_t keep_nby
     for (struct nrm__link *link = pool->segments.previous; link != &pool->segments;
          link = link->previous) {
         struct nrm__segment *segment = NRM__CONTAINER(link, struct nrm__segment, link);
-        struct nrm__pool_block *block = whole_locked(pool, segment);
+        struct nrm__pool_block *block = whole_locked(segment);
         if (block == NULL || segment->nbytes <= min_nbytes ||
             pool->free_nbytes - segment->nbytes < keep_nbytes) {
             continue;
@@ -122,7 +184,7 @@ nrm__pool_drop_segment(struct nrm__pool *pool, struct nrm__segment *segment, boo
     size_t nbytes = segment->nbytes;
     nrm__block_map_remove_segment(segment);
     nrm__give_back(pool->base.upstream, &segment->upstream, later);
-    nrm__segment_destroy(segment);
+    nrm__pool_destroy_segment(segment);
     return nbytes;
 }
 
@@ -175,8 +237,8 @@ segment_alignment(const struct nrm__pool *pool)
 {
     const nrm_resource *upstream = pool->base.upstream;
     bool maps = upstream->kind == NRM_KIND_HOST || upstream->kind == NRM_KIND_PINNED;
-    if (!maps || (upstream->ops->flags & NRM__OPS_OVERLAY)) {
-        return pool->granule;
+    if (!maps || (upstream->flags & NRM__OPS_OVERLAY)) {
+        return nrm__kind_alignment(pool->base.kind);
     }
     return NRM__HUGE_PAGE;
 }
@@ -248,10 +310,79 @@ nrm__pool_grow_by(struct nrm__pool *pool, size_t nbytes, size_t asked)
     return status;
 }
 
+/* ---- moving pages ---- */
+
+/* The granule with which a description of its size covers a segment of `nbytes`. */
+static unsigned
+shift_to_cover(const struct nrm__segment *segment, size_t nbytes)
+{
+    const struct nrm__starts *starts = segment->extra;
+    unsigned shift = starts->shift;
+    while (nrm__align_up(nbytes, (size_t)1 << shift) >> shift > starts->n) {
+        shift++;
+    }
+    return shift;
+}
+
+/* Takes the segment of one block out of the map, resizes what it has of the upstream, and
+   puts it back, wherever it is then. */
+static nrm_status
+resize_segment(struct nrm__pool *pool, struct nrm__segment *segment, size_t nbytes)
+{
+    nrm_resource *upstream = pool->base.upstream;
+    struct nrm__request request = {.nbytes = nbytes, .alignment = NRM__HUGE_PAGE};
+    nrm__block_map_remove_segment(segment);
+    bool claimed = nrm__block_map_claim(&segment->upstream);
+    NRM_ASSERT(claimed);
+    nrm_status status =
+        nrm__reallocate_in_place(upstream, &segment->upstream, &request);
+    nrm__block_map_unclaim(&segment->upstream);
+    if (status == NRM_OK) {
+        segment->start = (uintptr_t)segment->upstream.ptr;
+        /* One block, which starts in the first granule of any size. */
+        ((struct nrm__starts *)segment->extra)->shift = shift_to_cover(segment, nbytes);
+        segment->nbytes = nbytes;
+    }
+    nrm_status added = nrm__block_map_add_segment(segment);
+    NRM_ASSERT(added == NRM_OK); /* its leaves of the page table are there, or can be */
+    return status;
+}
+
+nrm_status
+nrm__pool_move_pages(struct nrm__pool *pool, struct nrm__pool_block *block,
+                     size_t nbytes, size_t wanted)
+{
+    struct nrm__segment *segment = block->live.segment;
+    size_t before = segment->nbytes;
+    size_t after = nrm__max(nbytes, wanted);
+    after = nrm__align_up(after, (size_t)1 << shift_to_cover(segment, after));
+    after = nrm__align_up(after, NRM__MAP_PAGE);
+    bool alone = block->size == before && segment->entry == NULL;
+    if (!pool->is_plain || !alone || before <= pool->segment_nbytes ||
+        after <= pool->segment_nbytes) {
+        return NRM_NOT_SUPPORTED;
+    }
+    size_t booked = after > before ? after - before : 0;
+    if (!book_growth(pool, booked)) {
+        return NRM_NOT_SUPPORTED; /* a copy would not fit either: it says so */
+    }
+    nrm_status status = resize_segment(pool, segment, after);
+    nrm__lock_acquire(&pool->lock);
+    pool->growing_nbytes -= booked;
+    pool->reserved_nbytes += segment->nbytes - before;
+    pool->live_nbytes += segment->nbytes - before;
+    block->start = segment->start;
+    block->size = segment->nbytes;
+    nrm__lock_release(&pool->lock);
+    return status == NRM_OK ? NRM_OK : NRM_NOT_SUPPORTED;
+}
+
+/* ---- growing ---- */
+
 /* Grows so that a block of `nbytes` fits. Segments that were made for one large block and
    are free now go back first: what they held does not fit, and would only pile up. */
 nrm_status
-nrm__pool_grow(struct nrm__pool *pool, size_t nbytes, size_t alignment)
+nrm__pool_grow(struct nrm__pool *pool, size_t nbytes, size_t alignment, size_t asked)
 {
     size_t needed = nbytes;
     size_t have = segment_alignment(pool);
@@ -260,15 +391,15 @@ nrm__pool_grow(struct nrm__pool *pool, size_t nbytes, size_t alignment)
     }
     size_t rounded = next_segment_nbytes(pool, needed);
     nrm__pool_give_segments_back(pool, pool->segment_nbytes, 0);
-    nrm_status status = nrm__pool_grow_by(pool, rounded, nbytes);
+    nrm_status status = nrm__pool_grow_by(pool, rounded, asked);
     size_t exact = nrm__align_up(needed, pool->granule);
     if (status == NRM_OUT_OF_MEMORY && exact < rounded) {
-        status = nrm__pool_grow_by(pool, exact, nbytes);
+        status = nrm__pool_grow_by(pool, exact, asked);
     }
     if (status == NRM_OUT_OF_MEMORY && nrm__pool_give_segments_back(pool, 0, 0) != 0) {
         /* The memory that other sizes had kept may be enough. */
         (void)nrm__retired_drain(0);
-        status = nrm__pool_grow_by(pool, exact, nbytes);
+        status = nrm__pool_grow_by(pool, exact, asked);
     }
     return status;
 }

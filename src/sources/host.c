@@ -473,7 +473,7 @@ host_finish(nrm_resource *mr)
 
 static const struct nrm__ops host_ops = {
     .class_name = "HostMemoryResource",
-    .flags = NRM__OPS_MAPPED,
+    .flags = NRM__OPS_MAPPED | NRM__OPS_PLAIN,
     .allocate = host_allocate,
     .deallocate = host_deallocate,
     .reallocate = host_reallocate,

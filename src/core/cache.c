@@ -1,0 +1,656 @@
+/*
+ * See cache.h for what a thread keeps and how others get at it.
+ *
+ * One lock guards the list of caches, the list of shards, and every slot against all but
+ * its owner, who takes it too when he changes a slot. It is never held while something is
+ * given back to a pool: magazines are taken away whole and emptied afterwards. Magazines
+ * are recycled and never unmapped.
+ */
+#include "core/cache.h"
+
+#include <sched.h>
+#include <string.h>
+
+#include "base/assert.h"
+#include "base/lock.h"
+#include "core/hooks.h"
+#include "core/nodes.h"
+#include "os/barrier.h"
+#include "os/fork.h"
+#include "os/memory.h"
+
+/* Bytes of cells that a thread keeps of one class, and how many at least. */
+#define CLASS_NBYTES ((size_t)64 * 1024)
+#define CLASS_MIN_CELLS 8u
+
+bool nrm__cache_fences;
+
+static struct nrm__lock lock = NRM__LOCK_INIT(NRM__RANK_CACHES);
+static struct nrm__link caches = {&caches, &caches};
+static struct nrm__link shards = {&shards, &shards};
+static struct nrm__magazines *free_magazines;
+
+static struct nrm__cache *
+cache_of(struct nrm__link *link)
+{
+    return NRM__CONTAINER(link, struct nrm__cache, link);
+}
+
+static struct nrm__cache *
+own_cache(void)
+{
+    struct nrm__thread_state *state = nrm__thread_state_now();
+    return state != NULL ? state->cache : NULL;
+}
+
+/* ---- others at a cache ---- */
+
+static bool
+is_inside(const struct nrm__cache *cache)
+{
+    return (atomic_load_explicit(&cache->sequence, memory_order_acquire) & 1) != 0;
+}
+
+static bool
+is_alone_locked(void)
+{
+    struct nrm__cache *own = own_cache();
+    return own != NULL && caches.next == &own->link && caches.previous == &own->link;
+}
+
+static void
+barrier(void)
+{
+    if (!nrm__cache_fences) {
+        nrm__process_barrier();
+    }
+}
+
+/* Keeps the owner out until `let_in`; waits until it is out. */
+static void
+shut_out_locked(struct nrm__cache *cache)
+{
+    atomic_store(&cache->stop, true);
+    if (cache == own_cache()) {
+        NRM_DEBUG_ASSERT(!is_inside(cache));
+        return;
+    }
+    barrier();
+    while (is_inside(cache)) {
+        sched_yield();
+    }
+}
+
+static void
+let_in_locked(struct nrm__cache *cache)
+{
+    atomic_store_explicit(&cache->stop, false, memory_order_release);
+}
+
+void
+nrm__cache_synchronize(void)
+{
+    nrm__lock_acquire(&lock);
+    if (!nrm__list_is_empty(&caches) && !is_alone_locked()) {
+        struct nrm__cache *own = own_cache();
+        barrier();
+        for (struct nrm__link *link = caches.next; link != &caches; link = link->next) {
+            struct nrm__cache *cache = cache_of(link);
+            unsigned seen = atomic_load(&cache->sequence);
+            while (cache != own && (seen & 1) != 0 &&
+                   atomic_load_explicit(&cache->sequence, memory_order_acquire) ==
+                       seen) {
+                sched_yield();
+            }
+        }
+    }
+    nrm__lock_release(&lock);
+}
+
+/* ---- shards ---- */
+
+static void
+publish(atomic_int_least64_t *current, atomic_int_least64_t *peak,
+        atomic_int_least64_t *pending, atomic_int_least64_t *top,
+        atomic_int_least64_t *base)
+{
+    int64_t n = nrm__shard_get(pending);
+    int64_t before = atomic_fetch_add_explicit(current, n, memory_order_relaxed);
+    nrm__raise_peak(peak, before + nrm__shard_get(top));
+    (void)nrm__shard_add(base, n);
+    atomic_store_explicit(pending, 0, memory_order_relaxed);
+    atomic_store_explicit(top, 0, memory_order_relaxed);
+}
+
+void
+nrm__shard_publish(struct nrm__shard *shard)
+{
+    struct nrm__counters *c = &shard->mr->counters;
+    publish(&c->current_bytes, &c->peak_bytes, &shard->pending_bytes, &shard->top_bytes,
+            &shard->base_bytes);
+    publish(&c->current_count, &c->peak_count, &shard->pending_count, &shard->top_count,
+            &shard->base_count);
+}
+
+void
+nrm__shard_raise(struct nrm__shard *shard, int64_t bytes, int64_t count)
+{
+    if (bytes > nrm__shard_get(&shard->top_bytes)) {
+        atomic_store_explicit(&shard->top_bytes, bytes, memory_order_relaxed);
+    }
+    if (count > nrm__shard_get(&shard->top_count)) {
+        atomic_store_explicit(&shard->top_count, count, memory_order_relaxed);
+    }
+    if (bytes > NRM__SHARD_BYTES || count > NRM__SHARD_COUNT) {
+        nrm__shard_publish(shard);
+    }
+}
+
+static struct nrm__shard *
+create_shard_locked(nrm_resource *mr)
+{
+    struct nrm__shard *shard = nrm__node_allocate(sizeof *shard);
+    if (shard != NULL) {
+        shard->mr = mr;
+        nrm__list_append(&shards, &shard->link);
+    }
+    return shard;
+}
+
+/* The resource counts on alone. */
+static void
+fold_shard_locked(struct nrm__shard *shard)
+{
+    struct nrm__counters *c = &shard->mr->counters;
+    nrm__shard_publish(shard);
+    atomic_fetch_add_explicit(&c->total_bytes,
+                              nrm__shard_get(&shard->freed_bytes) +
+                                  nrm__shard_get(&shard->base_bytes),
+                              memory_order_relaxed);
+    atomic_fetch_add_explicit(&c->total_count,
+                              nrm__shard_get(&shard->freed_count) +
+                                  nrm__shard_get(&shard->base_count),
+                              memory_order_relaxed);
+    nrm__list_remove(&shard->link);
+    nrm__node_deallocate(shard, sizeof *shard);
+}
+
+struct sums {
+    int64_t bytes, count, total_bytes, total_count;
+};
+
+static struct sums
+sums_of(const struct nrm__shard *shard)
+{
+    int64_t bytes = nrm__shard_get(&shard->pending_bytes);
+    int64_t count = nrm__shard_get(&shard->pending_count);
+    return (struct sums){
+        .bytes = bytes,
+        .count = count,
+        .total_bytes = bytes + nrm__shard_get(&shard->base_bytes) +
+                       nrm__shard_get(&shard->freed_bytes),
+        .total_count = count + nrm__shard_get(&shard->base_count) +
+                       nrm__shard_get(&shard->freed_count),
+    };
+}
+
+static int64_t
+larger(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+void
+nrm__cache_add_statistics(nrm_resource *mr, nrm_statistics *out)
+{
+    struct sums all = {0};
+    nrm__lock_acquire(&lock);
+    for (struct nrm__link *link = shards.next; link != &shards; link = link->next) {
+        struct nrm__shard *shard = NRM__CONTAINER(link, struct nrm__shard, link);
+        if (shard->mr == mr) {
+            struct sums one = sums_of(shard);
+            all.bytes += one.bytes;
+            all.count += one.count;
+            all.total_bytes += one.total_bytes;
+            all.total_count += one.total_count;
+        }
+    }
+    out->current_bytes += all.bytes;
+    out->current_count += all.count;
+    out->total_bytes += all.total_bytes;
+    out->total_count += all.total_count;
+    /* The most that one thread had while the others had what they have now. */
+    for (struct nrm__link *link = shards.next; link != &shards; link = link->next) {
+        struct nrm__shard *shard = NRM__CONTAINER(link, struct nrm__shard, link);
+        if (shard->mr == mr) {
+            struct sums one = sums_of(shard);
+            out->peak_bytes =
+                larger(out->peak_bytes, out->current_bytes - one.bytes +
+                                            nrm__shard_get(&shard->top_bytes));
+            out->peak_count =
+                larger(out->peak_count, out->current_count - one.count +
+                                            nrm__shard_get(&shard->top_count));
+        }
+    }
+    nrm__lock_release(&lock);
+}
+
+/* ---- magazines ---- */
+
+static void
+init_magazines(struct nrm__magazines *magazines, nrm_resource *pool)
+{
+    magazines->pool = pool;
+    for (size_t i = 0; i < NRM__SLAB_N_CLASSES; i++) {
+        size_t n = CLASS_NBYTES / nrm__slab_class_nbytes(i);
+        n = nrm__min(nrm__max(n, CLASS_MIN_CELLS), NRM__MAGAZINE_CELLS);
+        magazines->classes[i].capacity = (uint32_t)n;
+    }
+}
+
+/* Empty; NULL: no memory. */
+static struct nrm__magazines *
+create_magazines(nrm_resource *pool)
+{
+    nrm__lock_acquire(&lock);
+    struct nrm__magazines *magazines = free_magazines;
+    if (magazines != NULL) {
+        free_magazines = magazines->next_free;
+    }
+    nrm__lock_release(&lock);
+    if (magazines == NULL) {
+        void *memory;
+        size_t nbytes = nrm__align_up(sizeof *magazines, nrm__page_size());
+        if (nrm__map(nbytes, nrm__page_size(), &memory) != 0) {
+            return NULL;
+        }
+        magazines = memory;
+    }
+    init_magazines(magazines, pool);
+    return magazines;
+}
+
+static void
+destroy_magazines(struct nrm__magazines *magazines)
+{
+    if (magazines == NULL) {
+        return;
+    }
+    nrm__lock_acquire(&lock);
+    magazines->next_free = free_magazines;
+    free_magazines = magazines;
+    nrm__lock_release(&lock);
+}
+
+/* Empties magazines that were taken away, and recycles them. The pool lives at least as
+   long as they have something of it. */
+static void
+give_back(struct nrm__magazines *magazines)
+{
+    if (magazines != NULL) {
+        magazines->pool->ops->take_back(magazines->pool, magazines);
+        destroy_magazines(magazines);
+    }
+}
+
+/* ---- slots ---- */
+
+static bool
+is_of(const struct nrm__slot *slot, const nrm_resource *mr)
+{
+    return atomic_load_explicit(&slot->mr, memory_order_relaxed) == mr;
+}
+
+/* A pool's own slot has the magazines and the shard that others of the thread share. */
+static bool
+is_own(const struct nrm__slot *slot)
+{
+    return slot->pool != NULL && is_of(slot, slot->pool);
+}
+
+/* Forgets a slot; the owner is out. Returns magazines for give_back. */
+static struct nrm__magazines *
+clear_slot_locked(struct nrm__cache *cache, struct nrm__slot *slot)
+{
+    struct nrm__magazines *magazines = NULL;
+    nrm_resource *mr = atomic_load_explicit(&slot->mr, memory_order_relaxed);
+    if (mr == NULL) {
+        return NULL;
+    }
+    if (is_own(slot)) {
+        magazines = slot->magazines;
+        for (size_t i = 0; i < NRM__CACHE_SLOTS; i++) {
+            struct nrm__slot *other = &cache->slots[i];
+            if (other != slot && other->pool == mr) {
+                (void)clear_slot_locked(cache, other);
+            }
+        }
+    }
+    fold_shard_locked(slot->front);
+    atomic_store_explicit(&slot->mr, NULL, memory_order_relaxed);
+    slot->pool = NULL;
+    slot->front = slot->own = NULL;
+    slot->magazines = NULL;
+    return magazines;
+}
+
+static void
+set_magazines_locked(struct nrm__cache *cache, nrm_resource *pool,
+                     struct nrm__magazines *magazines)
+{
+    for (size_t i = 0; i < NRM__CACHE_SLOTS; i++) {
+        if (cache->slots[i].pool == pool) {
+            cache->slots[i].magazines = magazines;
+        }
+    }
+}
+
+static struct nrm__cache *
+create_cache(struct nrm__thread_state *state)
+{
+    struct nrm__cache *cache = nrm__node_allocate(sizeof *cache);
+    if (cache != NULL) {
+        nrm__lock_acquire(&lock);
+        nrm__list_append(&caches, &cache->link);
+        nrm__lock_release(&lock);
+        state->cache = cache;
+    }
+    return cache;
+}
+
+/* Fills a slot that is empty, by its owner. False: no memory. */
+static bool
+fill_slot_locked(struct nrm__slot *slot, nrm_resource *mr,
+                 const struct nrm__front *front, const struct nrm__slot *own)
+{
+    struct nrm__shard *shard = create_shard_locked(mr);
+    if (shard == NULL) {
+        return false;
+    }
+    slot->pool = front->pool;
+    slot->limit = front->limit;
+    slot->granule = front->granule;
+    slot->forbidden = front->forbidden;
+    slot->front = shard;
+    slot->own = own != NULL ? own->own : shard;
+    slot->magazines = own != NULL ? own->magazines : NULL;
+    atomic_store(&front->pool->is_cached, true);
+    atomic_store(&mr->is_cached, true);
+    atomic_store_explicit(&slot->mr, mr, memory_order_relaxed);
+    return true;
+}
+
+static struct nrm__slot *
+slot_of(struct nrm__cache *cache, const nrm_resource *mr)
+{
+    return &cache->slots[mr->slot];
+}
+
+/* The slot of `mr`, made by the owner from outside; NULL: no memory. */
+static struct nrm__slot *
+make_slot(struct nrm__cache *cache, nrm_resource *mr, const struct nrm__front *front)
+{
+    struct nrm__slot *slot = slot_of(cache, mr);
+    struct nrm__slot *own = NULL;
+    if (front->pool != mr) {
+        own = slot_of(cache, front->pool);
+        struct nrm__front of_pool;
+        if (own == slot || !front->pool->ops->front(front->pool, &of_pool)) {
+            return NULL;
+        }
+        own = make_slot(cache, front->pool, &of_pool);
+        if (own == NULL) {
+            return NULL;
+        }
+    }
+    if (is_of(slot, mr)) {
+        return slot;
+    }
+    nrm__lock_acquire(&lock);
+    struct nrm__magazines *old = clear_slot_locked(cache, slot);
+    bool filled = fill_slot_locked(slot, mr, front, own);
+    nrm__lock_release(&lock);
+    give_back(old);
+    return filled ? slot : NULL;
+}
+
+/* Gives the pool of a slot magazines, unless it is closed. */
+static void
+equip(struct nrm__cache *cache, nrm_resource *pool)
+{
+    struct nrm__magazines *magazines = create_magazines(pool);
+    if (magazines == NULL) {
+        return;
+    }
+    nrm__lock_acquire(&lock);
+    struct nrm__slot *slot = slot_of(cache, pool);
+    bool wanted = is_own(slot) && slot->magazines == NULL &&
+                  !atomic_load(&pool->is_closed);
+    if (wanted) {
+        set_magazines_locked(cache, pool, magazines);
+    }
+    nrm__lock_release(&lock);
+    if (!wanted) {
+        destroy_magazines(magazines);
+    }
+}
+
+struct nrm__slot *
+nrm__cache_make_slot(nrm_resource *mr, struct nrm__cache **out)
+{
+    struct nrm__front front;
+    struct nrm__thread_state *state = nrm__thread_state();
+    if (mr->ops->front == NULL || nrm__thread_state_is_shared(state) ||
+        !mr->ops->front(mr, &front)) {
+        return NULL;
+    }
+    struct nrm__cache *cache = state->cache != NULL ? state->cache
+                                                    : create_cache(state);
+    if (cache == NULL || make_slot(cache, mr, &front) == NULL) {
+        return NULL;
+    }
+    equip(cache, front.pool);
+    return nrm__cache_enter_slot(mr, out);
+}
+
+struct nrm__shard *
+nrm__cache_enter_shard(nrm_resource *mr, struct nrm__cache **out)
+{
+    struct nrm__slot *slot = nrm__cache_enter_slot(mr, out);
+    return slot != NULL ? slot->front : NULL;
+}
+
+/* ---- magazines, for pools ---- */
+
+static struct nrm__magazine *
+enter_magazine(nrm_resource *pool, size_t class_index, struct nrm__cache **out)
+{
+    struct nrm__slot *slot = nrm__cache_enter_slot(pool, out);
+    if (slot == NULL) {
+        return NULL;
+    }
+    if (slot->magazines == NULL || atomic_load(&pool->is_closed)) {
+        nrm__cache_leave(*out);
+        return NULL;
+    }
+    return &slot->magazines->classes[class_index];
+}
+
+size_t
+nrm__cache_wanted(nrm_resource *pool, size_t class_index)
+{
+    struct nrm__cache *cache;
+    struct nrm__magazine *magazine = enter_magazine(pool, class_index, &cache);
+    if (magazine == NULL) {
+        return 0;
+    }
+    size_t n = magazine->n == 0 ? magazine->capacity / 2 : 0;
+    nrm__cache_leave(cache);
+    return n;
+}
+
+size_t
+nrm__cache_keep_cells(nrm_resource *pool, size_t class_index,
+                      const struct nrm__cell *cells, size_t n)
+{
+    struct nrm__cache *cache;
+    struct nrm__magazine *magazine = enter_magazine(pool, class_index, &cache);
+    if (magazine == NULL) {
+        return 0;
+    }
+    size_t n_kept = nrm__min(n, magazine->capacity - magazine->n);
+    memcpy(&magazine->cells[magazine->n], &cells[n - n_kept], n_kept * sizeof *cells);
+    magazine->n += (uint32_t)n_kept;
+    nrm__cache_leave(cache);
+    return n_kept;
+}
+
+size_t
+nrm__cache_give_up_cells(nrm_resource *pool, size_t class_index, struct nrm__cell *out)
+{
+    struct nrm__cache *cache;
+    struct nrm__magazine *magazine = enter_magazine(pool, class_index, &cache);
+    if (magazine == NULL) {
+        return 0;
+    }
+    size_t n = magazine->n == magazine->capacity ? magazine->capacity / 2 : 0;
+    memcpy(out, magazine->cells, n * sizeof *out);
+    magazine->n -= (uint32_t)n;
+    memmove(magazine->cells, &magazine->cells[n], magazine->n * sizeof *out);
+    nrm__cache_leave(cache);
+    return n;
+}
+
+/* ---- draining ---- */
+
+/* Magazines of the pool that hold something, taken away from some thread; NULL: no thread
+   has any. */
+static struct nrm__magazines *
+steal(nrm_resource *pool)
+{
+    struct nrm__magazines *stolen = NULL;
+    nrm__lock_acquire(&lock);
+    for (struct nrm__link *link = caches.next; link != &caches && stolen == NULL;
+         link = link->next) {
+        struct nrm__cache *cache = cache_of(link);
+        struct nrm__slot *slot = slot_of(cache, pool);
+        if (is_of(slot, pool) && slot->magazines != NULL) {
+            shut_out_locked(cache);
+            stolen = slot->magazines;
+            set_magazines_locked(cache, pool, NULL);
+            let_in_locked(cache);
+        }
+    }
+    nrm__lock_release(&lock);
+    return stolen;
+}
+
+void
+nrm__cache_drain(nrm_resource *pool)
+{
+    struct nrm__magazines *magazines;
+    while (atomic_load(&pool->is_cached) && (magazines = steal(pool)) != NULL) {
+        give_back(magazines);
+    }
+}
+
+void
+nrm__cache_close(nrm_resource *pool)
+{
+    atomic_store(&pool->is_closed, true);
+    nrm__cache_synchronize();
+    nrm__cache_drain(pool);
+}
+
+void
+nrm__cache_forget(nrm_resource *mr)
+{
+    struct nrm__magazines *empty;
+    do {
+        empty = NULL;
+        nrm__lock_acquire(&lock);
+        for (struct nrm__link *link = caches.next; link != &caches && empty == NULL;
+             link = link->next) {
+            struct nrm__cache *cache = cache_of(link);
+            struct nrm__slot *slot = slot_of(cache, mr);
+            if (is_of(slot, mr)) {
+                shut_out_locked(cache);
+                empty = clear_slot_locked(cache, slot);
+                let_in_locked(cache);
+            }
+        }
+        nrm__lock_release(&lock);
+        destroy_magazines(empty);
+    } while (empty != NULL);
+}
+
+/* ---- the end of a thread ---- */
+
+static void
+on_thread_end(struct nrm__thread_state *state)
+{
+    struct nrm__cache *cache = state->cache;
+    if (cache == NULL || nrm__is_exiting()) {
+        return;
+    }
+    for (size_t i = 0; i < NRM__CACHE_SLOTS; i++) {
+        nrm__lock_acquire(&lock);
+        struct nrm__magazines *magazines = clear_slot_locked(cache, &cache->slots[i]);
+        nrm__lock_release(&lock);
+        give_back(magazines);
+    }
+    state->cache = NULL;
+    nrm__lock_acquire(&lock);
+    nrm__list_remove(&cache->link);
+    nrm__lock_release(&lock);
+    nrm__node_deallocate(cache, sizeof *cache);
+}
+
+/* ---- fork ---- */
+
+static void
+fork_prepare(void)
+{
+    for (struct nrm__link *link = caches.next; link != &caches; link = link->next) {
+        shut_out_locked(cache_of(link));
+    }
+}
+
+static void
+fork_parent(void)
+{
+    for (struct nrm__link *link = caches.next; link != &caches; link = link->next) {
+        let_in_locked(cache_of(link));
+    }
+}
+
+/* What other threads kept stays in their caches until the pool is drained. They may have
+   looked in, and turned back, at the moment of the fork: they will not leave any more. */
+static void
+fork_child(void)
+{
+    struct nrm__cache *own = own_cache();
+    (void)nrm__process_barrier_prepare();
+    for (struct nrm__link *link = caches.next; link != &caches; link = link->next) {
+        if (cache_of(link) != own) {
+            atomic_store(&cache_of(link)->sequence, 0);
+        }
+        let_in_locked(cache_of(link));
+    }
+}
+
+static const struct nrm__fork_hook fork_hook = {
+    .rank = NRM__RANK_CACHES,
+    .lock = &lock,
+    .prepare = fork_prepare,
+    .parent = fork_parent,
+    .child = fork_child,
+};
+
+__attribute__((constructor)) static void
+start(void)
+{
+    nrm__cache_fences = !nrm__process_barrier_prepare();
+    nrm__thread_state_set_end(on_thread_end);
+    nrm__fork_hook_add(&fork_hook);
+}

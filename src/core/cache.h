@@ -1,0 +1,285 @@
+/*
+ * What each thread keeps for itself: free cells and blocks of the pools that it uses, so
+ * that most allocations take no lock, and its share of the counters, so that none is
+ * shared by all threads.
+ *
+ * A cache belongs to one thread. Its owner works on it between nrm__cache_enter and
+ * nrm__cache_leave, which cost no fence: whoever else wants something of it (to drain it,
+ * to look after a fork, to see that nobody reads a segment any more) makes the kernel
+ * run a barrier in every thread of the process (membarrier), or, where the kernel has
+ * none, owners pay for the fence. What the owner finds in the block map while it is inside
+ * stays there until it has left.
+ */
+#ifndef NRM_CORE_CACHE_H
+#define NRM_CORE_CACHE_H
+
+#include "base/bits.h"
+#include "base/thread_state.h"
+#include "core/slab.h"
+
+#define NRM__CACHE_SLOTS 48u
+#define NRM__MAGAZINE_CELLS 64u
+#define NRM__CACHE_SETS 64u               /* of blocks that are larger than cells */
+#define NRM__CACHE_WAYS 4u                /* blocks of one size */
+#define NRM__CACHED_MAX NRM__MIB          /* largest block that a thread keeps */
+#define NRM__CACHED_NBYTES (8 * NRM__MIB) /* of such blocks in all, of one pool */
+
+/* A free cell or block on its way: neither free for others nor live. */
+struct nrm__cell {
+    void *ptr;
+    void *record; /* struct nrm__slab, or the pool's description of a block */
+};
+
+/* The counts of one thread at one resource, written by the thread alone. What is alive of
+   its allocations and of others that it gave back, less what is published, is pending. */
+struct nrm__shard {
+    nrm_resource *mr;
+    struct nrm__link link; /* in the list of all shards */
+    atomic_int_least64_t pending_bytes, pending_count;
+    atomic_int_least64_t top_bytes,
+        top_count; /* most that was pending since publishing */
+    atomic_int_least64_t freed_bytes, freed_count;
+    atomic_int_least64_t base_bytes, base_count; /* published */
+};
+
+struct nrm__magazine {
+    uint32_t n, capacity;
+    struct nrm__cell cells[NRM__MAGAZINE_CELLS];
+};
+
+/* Blocks of one size. */
+struct nrm__cache_set {
+    size_t nbytes;
+    uint32_t n;
+    struct nrm__cell cells[NRM__CACHE_WAYS];
+};
+
+/* What a thread keeps of one pool. */
+struct nrm__magazines {
+    nrm_resource *pool;
+    struct nrm__magazines *next_free;
+    size_t set_nbytes; /* in all sets */
+    struct nrm__magazine classes[NRM__SLAB_N_CLASSES];
+    struct nrm__cache_set sets[NRM__CACHE_SETS];
+};
+
+/* The short way from a resource to the pool that serves its small requests. */
+struct nrm__slot {
+    _Atomic(nrm_resource *) mr; /* NULL: free */
+    nrm_resource *pool;
+    size_t limit;                   /* requests of more bytes go the long way */
+    size_t granule;                 /* sizes of blocks are multiples of it */
+    const atomic_bool *forbidden;   /* while it is true, all do; or NULL */
+    struct nrm__shard *front, *own; /* of mr and of the pool; may be the same */
+    struct nrm__magazines *magazines;
+};
+
+struct nrm__cache {
+    atomic_uint sequence; /* odd: the owner is inside */
+    atomic_bool stop;     /* somebody else is at it: the owner stays out */
+    struct nrm__link link;
+    struct nrm__slot slots[NRM__CACHE_SLOTS];
+};
+
+/* Pools and those that lead to them do not displace each other. */
+static inline unsigned
+nrm__cache_slot_of(const struct nrm__ops *ops, unsigned number)
+{
+    unsigned half = NRM__CACHE_SLOTS / 2;
+    return number % half + (ops->take_back != NULL ? half : 0);
+}
+
+/* True: owners fence, as the kernel has no membarrier. Set once, at the first cache. */
+extern bool nrm__cache_fences;
+
+/* ---- for owners ---- */
+
+/* False: stay out. The caller allocates nothing, takes no lock and calls nobody until it
+   has left. */
+static inline bool
+nrm__cache_enter(struct nrm__cache *cache)
+{
+    unsigned sequence = atomic_load_explicit(&cache->sequence, memory_order_relaxed);
+    if (nrm__cache_fences) {
+        (void)atomic_exchange_explicit(&cache->sequence, sequence + 1,
+                                       memory_order_seq_cst);
+    }
+    else {
+        atomic_store_explicit(&cache->sequence, sequence + 1, memory_order_relaxed);
+        atomic_signal_fence(memory_order_seq_cst);
+    }
+    if (__builtin_expect(atomic_load_explicit(&cache->stop, memory_order_acquire), 0)) {
+        atomic_store_explicit(&cache->sequence, sequence + 2, memory_order_release);
+        return false;
+    }
+    return true;
+}
+
+static inline void
+nrm__cache_leave(struct nrm__cache *cache)
+{
+    unsigned sequence = atomic_load_explicit(&cache->sequence, memory_order_relaxed);
+    atomic_store_explicit(&cache->sequence, sequence + 1, memory_order_release);
+}
+
+/* The cache of this thread, entered, with the slot of a resource; NULL: it has none yet, or
+   must stay out. */
+static inline struct nrm__slot *
+nrm__cache_enter_slot(nrm_resource *mr, struct nrm__cache **out)
+{
+    struct nrm__thread_state *state = nrm__thread_state_now();
+    struct nrm__cache *cache = state != NULL ? state->cache : NULL;
+    if (cache == NULL) {
+        return NULL;
+    }
+    struct nrm__slot *slot = &cache->slots[mr->slot];
+    if (atomic_load_explicit(&slot->mr, memory_order_relaxed) != mr ||
+        !nrm__cache_enter(cache)) {
+        return NULL;
+    }
+    if (atomic_load_explicit(&slot->mr, memory_order_relaxed) != mr) {
+        nrm__cache_leave(cache);
+        return NULL;
+    }
+    *out = cache;
+    return slot;
+}
+
+/* The slot of a resource that has a short way, made if need be; see enter_slot. */
+struct nrm__slot *nrm__cache_make_slot(nrm_resource *mr, struct nrm__cache **out);
+
+/* ---- cells and blocks, inside ---- */
+
+/* What a pool cuts for a request that is too large for a cell. From 64 KiB up it is a granule
+   more, so that the starts of blocks of one size differ within a page: equal ones make
+   arithmetic on large arrays slower, as their lines fall into the same sets. */
+static inline size_t
+nrm__cached_nbytes(size_t nbytes, size_t granule)
+{
+    return nrm__align_up(nbytes, granule) + (nbytes >= 64 * NRM__KIB ? granule : 0);
+}
+
+static inline struct nrm__cache_set *
+nrm__cache_set_of(struct nrm__magazines *magazines, size_t nbytes)
+{
+    size_t hash = (nbytes >> 10) * UINT64_C(0x9E3779B97F4A7C15) >> 58;
+    return &magazines->sets[hash % NRM__CACHE_SETS];
+}
+
+/* False: none is kept. */
+static inline bool
+nrm__cache_take_block(struct nrm__magazines *magazines, size_t nbytes,
+                      struct nrm__cell *out)
+{
+    struct nrm__cache_set *set = nrm__cache_set_of(magazines, nbytes);
+    if (set->n == 0 || set->nbytes != nbytes) {
+        return false;
+    }
+    *out = set->cells[--set->n];
+    magazines->set_nbytes -= nbytes;
+    return true;
+}
+
+static inline bool
+nrm__cache_has_room(struct nrm__magazines *magazines, size_t nbytes)
+{
+    const struct nrm__cache_set *set = nrm__cache_set_of(magazines, nbytes);
+    return (set->n == 0 || (set->nbytes == nbytes && set->n < NRM__CACHE_WAYS)) &&
+           magazines->set_nbytes + nbytes <= NRM__CACHED_NBYTES;
+}
+
+/* There is room for it. */
+static inline void
+nrm__cache_put_block(struct nrm__magazines *magazines, size_t nbytes,
+                     struct nrm__cell cell)
+{
+    struct nrm__cache_set *set = nrm__cache_set_of(magazines, nbytes);
+    set->nbytes = nbytes;
+    set->cells[set->n++] = cell;
+    magazines->set_nbytes += nbytes;
+}
+
+/* ---- for pools, from outside ---- */
+
+/* How many cells of a class this thread should get at once; 0: it keeps none. At most
+   half of NRM__MAGAZINE_CELLS. */
+size_t nrm__cache_wanted(nrm_resource *pool, size_t class_index);
+
+/* Gives them to this thread; returns how many it took, from the end. */
+size_t nrm__cache_keep_cells(nrm_resource *pool, size_t class_index,
+                             const struct nrm__cell *cells, size_t n);
+
+/* Takes half of a full magazine of this thread, those that it has kept longest. */
+size_t nrm__cache_give_up_cells(nrm_resource *pool, size_t class_index,
+                                struct nrm__cell *out);
+
+/* ---- counting, inside ---- */
+
+#define NRM__SHARD_BYTES (1 << 20) /* what a shard keeps to itself at most */
+#define NRM__SHARD_COUNT 4096
+
+static inline int64_t
+nrm__shard_add(atomic_int_least64_t *counter, int64_t n)
+{
+    int64_t sum = atomic_load_explicit(counter, memory_order_relaxed) + n;
+    atomic_store_explicit(counter, sum, memory_order_relaxed);
+    return sum;
+}
+
+static inline int64_t
+nrm__shard_get(const atomic_int_least64_t *counter)
+{
+    return atomic_load_explicit(counter, memory_order_relaxed);
+}
+
+/* Adds what is pending to the resource's own counters. */
+void nrm__shard_publish(struct nrm__shard *shard);
+
+/* Notes a new top, and publishes when so much has come together: this bounds the error of
+   a peak that several threads make. */
+void nrm__shard_raise(struct nrm__shard *shard, int64_t bytes, int64_t count);
+
+static inline void
+nrm__shard_count_in(struct nrm__shard *shard, size_t nbytes)
+{
+    int64_t bytes = nrm__shard_add(&shard->pending_bytes, (int64_t)nbytes);
+    int64_t count = nrm__shard_add(&shard->pending_count, 1);
+    if (bytes > nrm__shard_get(&shard->top_bytes) ||
+        count > nrm__shard_get(&shard->top_count)) {
+        nrm__shard_raise(shard, bytes, count);
+    }
+}
+
+static inline void
+nrm__shard_count_out(struct nrm__shard *shard, size_t nbytes)
+{
+    int64_t bytes = nrm__shard_add(&shard->pending_bytes, -(int64_t)nbytes);
+    (void)nrm__shard_add(&shard->pending_count, -1);
+    (void)nrm__shard_add(&shard->freed_bytes, (int64_t)nbytes);
+    (void)nrm__shard_add(&shard->freed_count, 1);
+    if (bytes < -NRM__SHARD_BYTES) {
+        nrm__shard_publish(shard);
+    }
+}
+
+/* The shard of this thread at a resource, entered; NULL: it has none. */
+struct nrm__shard *nrm__cache_enter_shard(nrm_resource *mr, struct nrm__cache **out);
+
+/* Adds what the shards of all threads know. */
+void nrm__cache_add_statistics(nrm_resource *mr, nrm_statistics *out);
+
+/* ---- for others: no lock of rank CACHES or above is held ---- */
+
+/* When it returns, every owner that was inside has left. */
+void nrm__cache_synchronize(void);
+
+/* Gives everything that threads keep of a pool back to it (ops->take_back). */
+void nrm__cache_drain(nrm_resource *pool);
+
+/* The last user has gone, blocks may live on: from now on nothing of it is kept. */
+void nrm__cache_close(nrm_resource *pool);
+
+/* The resource is dying; nothing of it is kept any more. Its slots and shards go. */
+void nrm__cache_forget(nrm_resource *mr);
+
+#endif
