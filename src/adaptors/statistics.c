@@ -9,9 +9,11 @@
  * scope's current value negative, and its peak is never below 0.
  *
  * The lock guards the list of scopes against other pushes and pops. It is never taken on
- * the way of a block, so a thread that has added to the current value may raise the peak
- * a moment later, when a scope has begun: the new scope then sees a peak from just before
- * it began. Nothing is lost, and without allocations at that moment all is exact.
+ * the way of a block, so what another thread allocates during a push may be counted on
+ * either side of it, and its peak on the other: a thread that has added to the current
+ * value raises the peak a moment later. Nothing is lost over all scopes, a block that is
+ * live when the push returns is in the peak of one whose current value it is in, and
+ * without allocations at that moment all is exact.
  */
 #include "adaptors/forward.h"
 #include "base/assert.h"

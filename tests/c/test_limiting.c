@@ -1,5 +1,8 @@
 /* The limiting adaptor: never over its limit, and no request fails that fits. */
+#include <errno.h>
+#include <signal.h>
 #include <stdlib.h>
+#include <sys/ptrace.h>
 
 #include "base/bits.h"
 #include "core/ops.h"
@@ -362,7 +365,10 @@ TEST_EACH(the_account_is_the_sum_of_its_blocks, model_cases)
 
 /* ---- threads ---- */
 
-enum { N_THREADS = 4, N_ROUNDS = 4000, N_HELD = 4, SHARE = 16384 };
+enum { N_THREADS = 4, N_ROUNDS = 30000, N_HELD = 4, SHARE = 16384 };
+
+static pthread_barrier_t start;
+static atomic_int n_at_work;
 
 /* A source that adds up what is out, as the limiter counts, and keeps the highest sum. */
 struct gauge {
@@ -412,12 +418,15 @@ static void
 run_threads(void *(*const bodies[])(void *), int n, nrm_resource *mr)
 {
     pthread_t threads[2 * N_THREADS];
+    pthread_barrier_init(&start, NULL, (unsigned)n);
+    atomic_store(&n_at_work, N_THREADS);
     for (int i = 0; i < n; i++) {
         REQUIRE_EQ(pthread_create(&threads[i], NULL, bodies[i], mr), 0);
     }
     for (int i = 0; i < n; i++) {
         pthread_join(threads[i], NULL);
     }
+    pthread_barrier_destroy(&start);
 }
 
 /* Takes what it gets, fails where it must: much more is asked than there is. */
@@ -426,10 +435,12 @@ is_greedy(void *mr)
 {
     void *held[N_HELD] = {0};
     uint64_t state = (uintptr_t)&held | 1;
+    pthread_barrier_wait(&start);
     for (int i = 0; i < N_ROUNDS; i++) {
         void **slot = &held[i % N_HELD];
         deallocate(mr, *slot);
         *slot = NULL;
+        (void)booked(mr); /* never over the limit */
         size_t nbytes = 1 + next_random(&state) % SHARE;
         nrm_status status = nrm_resource_allocate(mr, nbytes, 0, NULL, slot);
         CHECK(status == NRM_OK || status == NRM_OUT_OF_MEMORY);
@@ -466,14 +477,17 @@ static void *
 keeps_to_its_share(void *mr)
 {
     void *held[N_HELD] = {0};
-    for (int i = 0; i < N_ROUNDS; i++) {
+    pthread_barrier_wait(&start);
+    for (int i = 0; i < 5 * N_ROUNDS; i++) {
         void **slot = &held[i % N_HELD];
         deallocate(mr, *slot);
+        *slot = NULL;
         CHECK_OK(nrm_resource_allocate(mr, SHARE / N_HELD, 0, NULL, slot));
     }
     for (int i = 0; i < N_HELD; i++) {
         deallocate(mr, held[i]);
     }
+    atomic_fetch_sub(&n_at_work, 1);
     return NULL;
 }
 
@@ -481,7 +495,8 @@ keeps_to_its_share(void *mr)
 static void *
 asks_too_much(void *mr)
 {
-    for (int i = 0; i < N_ROUNDS; i++) {
+    pthread_barrier_wait(&start);
+    while (atomic_load(&n_at_work) != 0) {
         CHECK_STATUS(try_allocate(mr, N_THREADS * SHARE + 1), NRM_OUT_OF_MEMORY);
     }
     return NULL;
@@ -497,6 +512,75 @@ TEST(what_does_not_fit_is_in_nobodys_way)
     run_threads(bodies, 6, mr);
     CHECK_EQ(booked(mr), 0);
     nrm_resource_release(mr);
+}
+
+/* The same without luck: a child asks, and is looked at after each of its instructions. */
+static void
+asks_too_much_and_exits(nrm_resource *mr)
+{
+    void *ptr = NULL;
+    ptrace(PTRACE_TRACEME, 0, NULL, NULL);
+    raise(SIGSTOP);
+    nrm_status status = nrm_resource_allocate(mr, 100 * SHARE, 0, NULL, &ptr);
+    _exit(status == NRM_OUT_OF_MEMORY ? 0 : 1);
+}
+
+/* Where the account of `mr` is: the one word behind the common part that says so. */
+static const size_t *
+find_account(nrm_resource *mr)
+{
+    const size_t *words = (const size_t *)(const void *)mr, *found = NULL;
+    size_t first = (sizeof *mr + sizeof *words - 1) / sizeof *words;
+    for (size_t i = first; i < mr->struct_nbytes / sizeof *words; i++) {
+        if (words[i] == booked(mr)) {
+            CHECK(found == NULL);
+            found = &words[i];
+        }
+    }
+    return found;
+}
+
+/* Steps through the child; the highest account seen, or 0: this cannot be done here. */
+static size_t
+step_through(pid_t child, const size_t *account, int *out_status)
+{
+    size_t highest = 0;
+    while (waitpid(child, out_status, 0) == child && WIFSTOPPED(*out_status)) {
+        errno = 0;
+        long seen = ptrace(PTRACE_PEEKDATA, child, account, NULL);
+        if (errno != 0 || ptrace(PTRACE_SINGLESTEP, child, NULL, NULL) != 0) {
+            kill(child, SIGKILL);
+            waitpid(child, out_status, 0);
+            return 0;
+        }
+        highest = nrm__max(highest, (size_t)seen);
+    }
+    return highest;
+}
+
+TEST(what_does_not_fit_is_never_in_the_account)
+{
+#if !defined(__x86_64__) || defined(CHECK__SANITIZER)
+    SKIP("steps through a program as it was compiled for x86-64");
+#else
+    int status = 0;
+    nrm_resource *mr = limit(make_pool(), 50 * SHARE, 0);
+    void *ptr = allocate(mr, 3 * SHARE + 7);
+    const size_t *account = find_account(mr);
+    REQUIRE(account != NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        asks_too_much_and_exits(mr);
+    }
+    size_t highest = step_through(child, account, &status);
+    if (highest == 0) {
+        SKIP("no other process can be stepped through here: %s", strerror(errno));
+    }
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    CHECK_EQ(highest, booked(mr));
+    deallocate(mr, ptr);
+    nrm_resource_release(mr);
+#endif
 }
 
 /* ---- in a stack ---- */

@@ -1,6 +1,8 @@
 /* The statistics adaptor: scopes that nest, over every kind of upstream. */
 #include "simulator.h"
 
+#include <sched.h>
+
 #include "base/bits.h"
 #include "core/ops.h"
 #include "fixtures.h"
@@ -521,6 +523,59 @@ TEST(scopes_of_threads_add_up)
     CHECK_EQ(counts.total_bytes, atomic_load(&asked_bytes));
     CHECK_EQ(counts.total_count, atomic_load(&asked_count));
     CHECK_GE(counts.peak_count, N_HELD);
+    nrm_resource_release(mr);
+}
+
+static atomic_int n_pushes;
+
+static void
+wait_for_a_push(void)
+{
+    int seen = atomic_load(&n_pushes);
+    while (atomic_load(&n_pushes) == seen && !atomic_load(&done)) {
+        sched_yield();
+    }
+}
+
+/* Its block comes at any time, is there when a push ends, and soon gone. */
+static void *
+holds_one_over_a_push(void *mr)
+{
+    uint64_t state = 77;
+    while (!atomic_load(&done)) {
+        for (uint64_t n = next_random(&state) % 4000; n > 0; n--) {
+            (void)atomic_load(&n_pushes);
+        }
+        void *ptr = allocate(mr, 100);
+        wait_for_a_push();
+        deallocate(mr, ptr);
+    }
+    return NULL;
+}
+
+TEST(a_peak_is_not_lost_where_a_scope_begins)
+{
+    pthread_t thread;
+    nrm_resource *mr = statistics_over(make_pool());
+    int n_lost = 0, n_seen = 0;
+    atomic_store(&done, false);
+    REQUIRE_EQ(pthread_create(&thread, NULL, holds_one_over_a_push, mr), 0);
+    for (int i = 0; i < 10000; i++) {
+        bool began_empty = push(mr).current_count == 0;
+        atomic_fetch_add(&n_pushes, 1);
+        for (int spin = 0; spin < 20; spin++) {
+            sched_yield();
+        }
+        nrm_counts counts = pop(mr);
+        if (began_empty && counts.total_count > 0) {
+            n_seen++;
+            n_lost += counts.peak_count < 1;
+        }
+    }
+    atomic_store(&done, true);
+    pthread_join(thread, NULL);
+    CHECK_EQ(n_lost, 0);
+    NOTE("%d scopes began without a block and met one", n_seen);
     nrm_resource_release(mr);
 }
 
