@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from numpy_rmm._info import info
     from numpy_rmm._options import options
     from numpy_rmm._registry import registry
+    from numpy_rmm._statistics import Statistics
 
 __all__ = [
     "DEFAULT_STREAM",
@@ -78,6 +79,7 @@ __all__ = [
     "Handler",
     "OutOfMemoryError",
     "ResourceStatistics",
+    "Statistics",
     "Stream",
     "__version__",
     "array_info",
@@ -109,6 +111,7 @@ __all__ = [
 # Where the names live that are made at their first use (PEP 562).
 _MODULES = {"mr", "testing"}
 _PLACES = {
+    "Statistics": "_statistics",
     "assert_active": "_handlers",
     "empty_like_pinned": "_creation",
     "empty_pinned": "_creation",

@@ -58,7 +58,28 @@ find(PyObject *module, PyObject *name)
     return object;
 }
 
+/* A limit of their own over a resource of ours, and counters over that. */
+static PyObject *
+adapt(PyObject *module, PyObject *object)
+{
+    nrm_limiting_options options = NRM_OPTIONS(nrm_limiting_options);
+    nrm_resource *limited, *counted;
+    nrm_counts counts;
+    options.allocation_limit = 4096;
+    nrm_resource *mr = nrm->resource_from_object(object);
+    if (mr == NULL || nrm->limiting_create(mr, &options, &limited) != NRM_OK ||
+        nrm->statistics_create(limited, &counted) != NRM_OK ||
+        nrm->statistics_push(counted, &counts) != NRM_OK) {
+        return PyErr_Format(PyExc_RuntimeError, "%s", nrm->last_error()->message);
+    }
+    nrm->resource_release(limited);
+    PyObject *result = nrm->resource_to_object(counted);
+    nrm->resource_release(counted);
+    return result;
+}
+
 static PyMethodDef methods[] = {
+    {"adapt", adapt, METH_O, NULL},
     {"allocate", allocate, METH_O, NULL},
     {"deallocate", deallocate, METH_VARARGS, NULL},
     {"find", find, METH_O, NULL},
@@ -110,6 +131,18 @@ def test_they_see_the_same_registry(theirs: ModuleType) -> None:
     assert theirs.find("host") is numpy_rmm.registry["host"]
     with pytest.raises(KeyError, match="'nope'"):
         theirs.find("nope")
+
+
+def test_they_make_adaptors(theirs: ModuleType) -> None:
+    adaptor = theirs.adapt(mr.HostMemoryResource())
+    assert type(adaptor) is mr.StatisticsResourceAdaptor
+    assert type(adaptor.upstream) is mr.LimitingResourceAdaptor
+    ptr = theirs.allocate(adaptor)
+    assert adaptor.pop_counters().current_bytes == 1000
+    assert adaptor.upstream.get_allocated_bytes() == 1024
+    with pytest.raises(MemoryError, match="limit 4 KiB"):
+        adaptor.allocate(4096)
+    assert theirs.deallocate(adaptor, ptr) == 0
 
 
 def test_they_are_told_what_is_no_resource(theirs: ModuleType) -> None:

@@ -53,10 +53,23 @@ MAKERS: dict[str, Callable[[], mr.MemoryResource]] = {
     "PoolMemoryResource pool": lambda: mr.PoolMemoryResource(
         mr.PoolMemoryResource(mr.HostMemoryResource())
     ),
+    "StatisticsResourceAdaptor": lambda: mr.StatisticsResourceAdaptor(
+        mr.HostMemoryResource()
+    ),
+    "StatisticsResourceAdaptor device": lambda: mr.StatisticsResourceAdaptor(
+        mr.CudaMemoryResource()
+    ),
+    "LimitingResourceAdaptor": lambda: mr.LimitingResourceAdaptor(
+        mr.PoolMemoryResource(mr.HostMemoryResource()), "1 GiB"
+    ),
+    "LimitingResourceAdaptor statistics": lambda: mr.LimitingResourceAdaptor(
+        mr.StatisticsResourceAdaptor(mr.HostMemoryResource()), "1 GiB"
+    ),
 }
 NEEDS_CUDA = {name for name in MAKERS if name in CUDA_CLASSES} | {
     f"PoolMemoryResource {kind}" for kind in ("pinned", "managed", "device")
 }
+NEEDS_CUDA.add("StatisticsResourceAdaptor device")
 
 
 def test_every_row_of_the_table_has_a_case() -> None:
@@ -281,8 +294,10 @@ def test_a_resource_dies_with_its_last_reference(resource: mr.MemoryResource) ->
     dead = weakref.ref(resource)
     resource.deallocate(resource.allocate(100), 100)
     # The fixture's value is held by pytest, so another object of the class is dropped.
+    limits = {mr.LimitingResourceAdaptor: ["1 GiB"]}
+    upstream = [resource] if resource.upstream is not None else []
     again = (
-        type(resource)(*([resource] if resource.upstream is not None else []))
+        type(resource)(*upstream, *limits.get(type(resource), []))
         if (type(resource) is not mr.CallbackMemoryResource)
         else make_callback()
     )

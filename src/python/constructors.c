@@ -7,6 +7,7 @@
 #include <limits.h>
 
 #include "cuda/context.h"
+#include "nrm/adaptors.h"
 #include "nrm/pools.h"
 #include "nrm/sources.h"
 #include "os/system.h"
@@ -209,6 +210,38 @@ construct_pool(struct module_state *state, PyObject **values,
     }
     nrm_resource *mr;
     nrm_status status = nrm_pool_create(upstream, &options, &mr);
+    return made(state, status, mr);
+}
+
+/* ---- adaptors ---- */
+
+static nrm_resource *
+construct_statistics(struct module_state *state, PyObject **values,
+                     void **Py_UNUSED(callbacks))
+{
+    nrm_resource *upstream = memory_resource_get(state, values[0], "upstream_mr");
+    if (upstream == NULL) {
+        return NULL;
+    }
+    nrm_resource *mr;
+    nrm_status status = nrm_statistics_create(upstream, &mr);
+    return made(state, status, mr);
+}
+
+static nrm_resource *
+construct_limiting(struct module_state *state, PyObject **values,
+                   void **Py_UNUSED(callbacks))
+{
+    nrm_limiting_options options = NRM_OPTIONS(nrm_limiting_options);
+    nrm_resource *upstream = memory_resource_get(state, values[0], "upstream_mr");
+    if (upstream == NULL ||
+        arg_nbytes(values[1], "allocation_limit", &options.allocation_limit) < 0 ||
+        (values[2] != NULL &&
+         arg_alignment(values[2], "alignment", &options.alignment) < 0)) {
+        return NULL;
+    }
+    nrm_resource *mr;
+    nrm_status status = nrm_limiting_create(upstream, &options, &mr);
     return made(state, status, mr);
 }
 

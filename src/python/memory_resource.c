@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "core/ops.h"
+#include "python/adaptors.h"
 #include "python/callback.h"
 #include "python/constructors.h"
 #include "python/errors.h"
@@ -311,17 +312,32 @@ static const struct row {
 };
 #undef RESOURCE
 
+/* What some classes have besides the methods of all resources. */
+static const struct own {
+    PyMethodDef *methods;
+    PyGetSetDef *getset;
+} own[RESOURCE_N_CLASSES] = {
+    [RESOURCE_statistics] = {statistics_adaptor_methods, statistics_adaptor_getset},
+    [RESOURCE_limiting] = {limiting_adaptor_methods, NULL},
+};
+
 static PyTypeObject *
-make_type(PyObject *module, PyTypeObject *base, const struct row *row)
+make_type(PyObject *module, PyTypeObject *base, int row)
 {
-    PyType_Slot slots[] = {
-        {Py_tp_doc, (void *)row->doc},
+    PyType_Slot slots[6] = {
+        {Py_tp_doc, (void *)rows[row].doc},
         {Py_tp_new, PyType_GenericNew},
         {Py_tp_init, resource_init},
-        {0, NULL},
     };
+    int n = 3;
+    if (own[row].methods != NULL) {
+        slots[n++] = (PyType_Slot){Py_tp_methods, own[row].methods};
+    }
+    if (own[row].getset != NULL) {
+        slots[n++] = (PyType_Slot){Py_tp_getset, own[row].getset};
+    }
     PyType_Spec spec = {
-        .name = row->full_name,
+        .name = rows[row].full_name,
         .basicsize = sizeof(struct resource_object),
         .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
         .slots = slots,
@@ -345,7 +361,7 @@ memory_resource_init(PyObject *module)
         return -1;
     }
     for (int i = 0; i < RESOURCE_N_CLASSES; i++) {
-        state->resource_types[i] = make_type(module, state->resource_type, &rows[i]);
+        state->resource_types[i] = make_type(module, state->resource_type, i);
         if (state->resource_types[i] == NULL) {
             return -1;
         }

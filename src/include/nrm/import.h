@@ -20,6 +20,7 @@
 
 #include <Python.h>
 
+#include "nrm/adaptors.h"
 #include "nrm/options.h"
 #include "nrm/pools.h"
 #include "nrm/registry.h"
@@ -73,7 +74,16 @@
     X(callback_create, nrm_status,                                                     \
       (const nrm_callback_options *options, nrm_resource **out))                       \
     X(pool_create, nrm_status,                                                         \
-      (nrm_resource * upstream, const nrm_pool_options *options, nrm_resource **out))
+      (nrm_resource * upstream, const nrm_pool_options *options, nrm_resource **out))  \
+    X(statistics_create, nrm_status, (nrm_resource * upstream, nrm_resource * *out))   \
+    X(statistics_counts, nrm_status, (nrm_resource * mr, nrm_counts * out))            \
+    X(statistics_push, nrm_status, (nrm_resource * mr, nrm_counts * out))              \
+    X(statistics_pop, nrm_status, (nrm_resource * mr, nrm_counts * out))               \
+    X(limiting_create, nrm_status,                                                     \
+      (nrm_resource * upstream, const nrm_limiting_options *options,                   \
+       nrm_resource **out))                                                            \
+    X(limiting_get, nrm_status,                                                        \
+      (nrm_resource * mr, size_t *out_allocated_nbytes, size_t *out_limit_nbytes))
 
 struct nrm_functions {
     size_t size; /* of the table in the installed numpy_rmm */

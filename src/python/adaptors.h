@@ -1,0 +1,11 @@
+/* What the adaptors have besides the methods of all resources. */
+#ifndef NRM_PYTHON_ADAPTORS_H
+#define NRM_PYTHON_ADAPTORS_H
+
+#include <Python.h>
+
+extern PyMethodDef statistics_adaptor_methods[];
+extern PyGetSetDef statistics_adaptor_getset[];
+extern PyMethodDef limiting_adaptor_methods[];
+
+#endif
