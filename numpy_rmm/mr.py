@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from numpy_rmm._core import (
     DEFAULT_STREAM,
+    ArenaMemoryResource,
+    BinningMemoryResource,
     CallbackMemoryResource,
     CudaMemoryResource,
+    FixedSizeMemoryResource,
     HostMemoryResource,
     ManagedMemoryResource,
     MemoryResource,
@@ -28,9 +31,12 @@ DeviceMemoryResource = MemoryResource  # as RMM calls the root class
 
 __all__ = [
     "DEFAULT_STREAM",
+    "ArenaMemoryResource",
+    "BinningMemoryResource",
     "CallbackMemoryResource",
     "CudaMemoryResource",
     "DeviceMemoryResource",
+    "FixedSizeMemoryResource",
     "HostMemoryResource",
     "ManagedMemoryResource",
     "MemoryResource",

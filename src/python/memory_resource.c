@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "core/ops.h"
+#include "python/binning.h"
 #include "python/callback.h"
 #include "python/constructors.h"
 #include "python/errors.h"
@@ -133,6 +134,21 @@ memory_resource_wrap(struct module_state *state, nrm_resource *mr)
     return result;
 }
 
+int
+memory_resource_keep(struct resource_object *self, PyObject *other)
+{
+    int result = 0;
+    COMPAT_BEGIN_CRITICAL_SECTION((PyObject *)self);
+    if (self->kept == NULL) {
+        self->kept = PyList_New(0);
+    }
+    if (self->kept == NULL || PyList_Append(self->kept, other) < 0) {
+        result = -1;
+    }
+    COMPAT_END_CRITICAL_SECTION();
+    return result;
+}
+
 nrm_resource *
 memory_resource_get(struct module_state *state, PyObject *object, const char *name)
 {
@@ -233,6 +249,7 @@ resource_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(object));
     Py_VISIT(self->upstream);
     Py_VISIT(self->handlers);
+    Py_VISIT(self->kept);
     Py_VISIT(self->wrappers);
     return is_sole_owner(self) ? callback_traverse(self->callbacks, visit, arg) : 0;
 }
@@ -246,6 +263,7 @@ resource_clear(PyObject *object)
         release(self);
     }
     Py_CLEAR(self->handlers);
+    Py_CLEAR(self->kept);
     Py_CLEAR(self->upstream);
     return 0;
 }
@@ -261,6 +279,7 @@ resource_dealloc(PyObject *object)
     }
     Py_CLEAR(self->handlers);
     release(self);
+    Py_CLEAR(self->kept);
     Py_CLEAR(self->upstream);
     Py_CLEAR(self->wrappers);
     type->tp_free(object);
@@ -311,13 +330,26 @@ static const struct row {
 };
 #undef RESOURCE
 
+/* What a class has beyond MemoryResource. */
+static const struct extras {
+    PyMethodDef *methods;
+    PyGetSetDef *getset;
+} extras[RESOURCE_N_CLASSES] = {
+    [RESOURCE_binning] = {binning_methods, binning_getset},
+};
+
 static PyTypeObject *
-make_type(PyObject *module, PyTypeObject *base, const struct row *row)
+make_type(PyObject *module, PyTypeObject *base, const struct row *row,
+          const struct extras *extra)
 {
+    static PyMethodDef no_methods[] = {{NULL, NULL, 0, NULL}};
+    static PyGetSetDef no_getset[] = {{NULL, NULL, NULL, NULL, NULL}};
     PyType_Slot slots[] = {
         {Py_tp_doc, (void *)row->doc},
         {Py_tp_new, PyType_GenericNew},
         {Py_tp_init, resource_init},
+        {Py_tp_methods, extra->methods != NULL ? extra->methods : no_methods},
+        {Py_tp_getset, extra->getset != NULL ? extra->getset : no_getset},
         {0, NULL},
     };
     PyType_Spec spec = {
@@ -345,7 +377,8 @@ memory_resource_init(PyObject *module)
         return -1;
     }
     for (int i = 0; i < RESOURCE_N_CLASSES; i++) {
-        state->resource_types[i] = make_type(module, state->resource_type, &rows[i]);
+        state->resource_types[i] =
+            make_type(module, state->resource_type, &rows[i], &extras[i]);
         if (state->resource_types[i] == NULL) {
             return -1;
         }

@@ -73,7 +73,18 @@
     X(callback_create, nrm_status,                                                     \
       (const nrm_callback_options *options, nrm_resource **out))                       \
     X(pool_create, nrm_status,                                                         \
-      (nrm_resource * upstream, const nrm_pool_options *options, nrm_resource **out))
+      (nrm_resource * upstream, const nrm_pool_options *options, nrm_resource **out))  \
+    X(fixed_size_create, nrm_status,                                                   \
+      (nrm_resource * upstream, const nrm_fixed_size_options *options,                 \
+       nrm_resource **out))                                                            \
+    X(binning_create, nrm_status,                                                      \
+      (nrm_resource * upstream, const nrm_binning_options *options,                    \
+       nrm_resource **out))                                                            \
+    X(binning_add_bin, nrm_status,                                                     \
+      (nrm_resource * mr, size_t nbytes, nrm_resource *resource))                      \
+    X(binning_get_bins, size_t, (nrm_resource * mr, nrm_bin * out, size_t n))          \
+    X(arena_create, nrm_status,                                                        \
+      (nrm_resource * upstream, const nrm_arena_options *options, nrm_resource **out))
 
 struct nrm_functions {
     size_t size; /* of the table in the installed numpy_rmm */
