@@ -611,6 +611,7 @@ TEST(when_the_upstream_is_exhausted_it_fails_or_waits_as_the_option_says)
         nrm_status status = nrm_resource_allocate(mr, BLOCK, 0, NULL, &ninth);
         CHECK_EQ(status, i == 0 ? NRM_OUT_OF_MEMORY : NRM_OK);
         pthread_join(thread, NULL);
+        CHECK_EQ(cuda.cuStreamSynchronize(copies.stream), NRM_CUDA_SUCCESS);
         blocks[3] = i == 0 ? allocate(mr, BLOCK) : ninth;
         for (int j = 0; j < 8; j++) {
             CHECK_OK(nrm_resource_deallocate(mr, blocks[j], 0, NULL));
