@@ -12,7 +12,7 @@
  * (core/uses.h), and goes onto its stack when that epoch is done.
  *
  * One lock guards all of it and is held for a few steps, whatever the number of blocks:
- * an allocation pops, a deallocation pushes. Only a look-up goes through a tree, of the
+ * an allocation pops, a deallocation pushes. Only a claim goes through a tree, of the
  * chunks. The lock is never held while the upstream, the driver or the epochs are asked.
  */
 #include <string.h>
@@ -61,6 +61,7 @@ struct fixed_size {
     nrm_resource base;
     size_t granule;
     size_t block_nbytes;      /* a multiple of the granule; of every block */
+    unsigned block_shift;     /* the logarithm of it; 0: it is no power of two */
     size_t n_wanted;          /* blocks of a chunk at least */
     size_t alignment;         /* of every block */
     size_t segment_alignment; /* that the upstream is asked for */
@@ -196,16 +197,30 @@ unclosed_locked(const struct fixed_size *fixed)
     return fixed->newest_stamp > nrm__epoch_newest_recorded() ? fixed->n_unclosed : 0;
 }
 
-/* The block around `ptr` if it was ever handed out, or NULL. */
+/* The number of the block around `ptr`, which lies in the chunk's segment. */
+static size_t
+index_of(const struct fixed_size *fixed, const struct chunk *chunk, const void *ptr)
+{
+    size_t offset = (uintptr_t)ptr - chunk->node.start;
+    return fixed->block_shift != 0 ? offset >> fixed->block_shift
+                                   : offset / fixed->block_nbytes;
+}
+
+/* The block around `ptr` in a chunk if it was ever handed out, or NULL. */
+static struct cell *
+find_in_chunk_locked(const struct fixed_size *fixed, struct chunk *chunk,
+                     const void *ptr)
+{
+    size_t index = index_of(fixed, chunk, ptr);
+    return index < chunk->n_touched ? &chunk->cells[index] : NULL;
+}
+
+/* The same in whatever chunk it lies. */
 static struct cell *
 find_locked(struct fixed_size *fixed, const void *ptr)
 {
     struct chunk *chunk = chunk_of(nrm__tree_find(&fixed->chunks, (uintptr_t)ptr));
-    if (chunk == NULL) {
-        return NULL;
-    }
-    size_t index = ((uintptr_t)ptr - chunk->node.start) / fixed->block_nbytes;
-    return index < chunk->n_touched ? &chunk->cells[index] : NULL;
+    return chunk != NULL ? find_in_chunk_locked(fixed, chunk, ptr) : NULL;
 }
 
 static void
@@ -335,7 +350,7 @@ give_chunk_back(struct chunk *chunk, bool later)
 {
     struct nrm__segment *segment = chunk->segment;
     size_t nbytes = segment->nbytes;
-    nrm__block_map_remove_segment(segment);
+    nrm__block_map_remove_segment(segment); /* waits for those who read the cells */
     forget_chunk(chunk);
     nrm__segment_return(segment, later);
     return nbytes;
@@ -501,8 +516,7 @@ fixed_size_deallocate(nrm_resource *mr, const struct nrm__block *block,
     struct fixed_size *fixed = fixed_from(mr);
     /* A claimed block keeps its chunk. */
     struct chunk *chunk = block->segment->extra;
-    size_t index = ((uintptr_t)block->ptr - chunk->node.start) / fixed->block_nbytes;
-    struct cell *cell = &chunk->cells[index];
+    struct cell *cell = &chunk->cells[index_of(fixed, chunk, block->ptr)];
     nrm__lock_acquire(&fixed->lock);
     NRM_ASSERT(cell->state == CELL_CLAIMED);
     if (fixed->tracked) {
@@ -514,13 +528,15 @@ fixed_size_deallocate(nrm_resource *mr, const struct nrm__block *block,
     nrm__lock_release(&fixed->lock);
 }
 
+/* The segment is being looked up in, so its chunk is there, if perhaps out of the pool by
+   now: then no block of it lives. */
 static bool
 fixed_size_find_block(nrm_resource *mr, struct nrm__segment *segment, const void *ptr,
                       struct nrm__block *out)
 {
     struct fixed_size *fixed = fixed_from(mr);
     nrm__lock_acquire(&fixed->lock);
-    struct cell *cell = find_locked(fixed, ptr);
+    struct cell *cell = find_in_chunk_locked(fixed, segment->extra, ptr);
     bool found = cell != NULL && cell->state == CELL_LIVE;
     if (found) {
         fill(fixed, cell, out);
@@ -780,6 +796,9 @@ set_sizes(struct fixed_size *fixed, const nrm_fixed_size_options *options)
         return nrm__error(NRM_OUT_OF_MEMORY,
                           "%zu blocks of %zu B are more than an address space holds",
                           fixed->n_wanted, nbytes);
+    }
+    if (nrm__is_power_of_two(fixed->block_nbytes)) {
+        fixed->block_shift = (unsigned)__builtin_ctzll(fixed->block_nbytes);
     }
     set_alignment(fixed, false);
     return NRM_OK;
