@@ -20,213 +20,32 @@
 #include "base/assert.h"
 #include "base/bits.h"
 #include "base/error.h"
-#include "base/lock.h"
 #include "core/nodes.h"
 #include "core/uses.h"
 #include "nrm/options.h"
 #include "nrm/pools.h"
 #include "os/memory.h"
+#include "pools/fixed_size_internal.h"
 #include "pools/upstream.h"
 
 #define DEFAULT_BLOCK_NBYTES NRM__MIB
 #define DEFAULT_N_BLOCKS 128
 #define WAIT_MIN_NBYTES NRM__MIB /* requests of fewer bytes never wait for the GPU */
 
-enum cell_state { CELL_FREE, CELL_LIVE, CELL_CLAIMED, CELL_PARKED };
-
-/* One block that was handed out before. */
-struct cell {
-    struct cell *next; /* free: given back before it; parked: given back after it */
-    struct chunk *chunk;
-    union {
-        size_t nbytes;  /* requested; of a live or claimed one */
-        uint64_t stamp; /* of a parked one */
-    } as;
-    enum cell_state state;
-};
-
-struct chunk {
-    struct nrm__tree_node node; /* where its blocks lie */
-    struct nrm__link link; /* among the chunks with free blocks, or those without */
-    struct nrm__segment *segment;
-    struct cell *cells; /* a mapping */
-    struct cell *free;  /* those given back, the last one first */
-    size_t n_free;      /* these, and the untouched ones */
-    size_t n_touched;   /* the blocks before it were handed out before */
-    size_t n_blocks;
-    bool is_zero; /* untouched blocks read as zero */
-};
-
-struct fixed_size {
-    nrm_resource base;
-    size_t granule;
-    size_t block_nbytes;      /* a multiple of the granule; of every block */
-    unsigned block_shift;     /* the logarithm of it; 0: it is no power of two */
-    size_t n_wanted;          /* blocks of a chunk at least */
-    size_t alignment;         /* of every block */
-    size_t segment_alignment; /* that the upstream is asked for */
-    bool tracked;             /* freed memory waits for its epoch */
-    size_t epoch_nbytes, parked_limit;
-    uint64_t wait_limit_ns;
-    bool waits_when_full;
-
-    struct nrm__lock lock; /* guards what follows */
-    struct nrm__tree chunks;
-    struct nrm__link
-        usable; /* chunks with free blocks: where the next one comes from */
-    struct nrm__link full;
-    struct cell *parked_first, *parked_last; /* oldest first */
-    size_t n_blocks, n_free, n_parked, reserved_nbytes;
-    uint64_t newest_stamp; /* of a parked block */
-    size_t n_unclosed;     /* parked since an epoch was closed */
-    int64_t n_epochs, n_waits;
-};
-
 static const struct nrm__ops fixed_size_ops;
 
-static struct fixed_size *
+static struct nrm__fixed_size *
 fixed_from(nrm_resource *mr)
 {
     NRM_ASSERT(mr->ops == &fixed_size_ops);
-    return (struct fixed_size *)mr;
-}
-
-static struct chunk *
-chunk_of(struct nrm__tree_node *node)
-{
-    return node != NULL ? NRM__CONTAINER(node, struct chunk, node) : NULL;
-}
-
-static uintptr_t
-start_of(const struct fixed_size *fixed, const struct cell *cell)
-{
-    size_t index = (size_t)(cell - cell->chunk->cells);
-    return cell->chunk->node.start + index * fixed->block_nbytes;
-}
-
-/* ---- blocks ---- */
-
-/* A block that nobody finds yet; NULL: none is free. */
-static struct cell *
-take_locked(struct fixed_size *fixed, bool *out_is_zero)
-{
-    if (nrm__list_is_empty(&fixed->usable)) {
-        return NULL;
-    }
-    struct chunk *chunk = NRM__CONTAINER(fixed->usable.next, struct chunk, link);
-    struct cell *cell = chunk->free;
-    *out_is_zero = cell == NULL && chunk->is_zero;
-    if (cell != NULL) {
-        chunk->free = cell->next;
-    }
-    else {
-        cell = &chunk->cells[chunk->n_touched++];
-        cell->chunk = chunk;
-    }
-    chunk->n_free--;
-    fixed->n_free--;
-    if (chunk->n_free == 0) {
-        nrm__list_remove(&chunk->link);
-        nrm__list_insert_after(&fixed->full, &chunk->link);
-    }
-    cell->state = CELL_CLAIMED;
-    return cell;
+    return (struct nrm__fixed_size *)mr;
 }
 
 static void
-free_locked(struct fixed_size *fixed, struct cell *cell)
+fill(const struct nrm__fixed_size *fixed, const struct nrm__fixed_cell *cell,
+     struct nrm__block *out)
 {
-    struct chunk *chunk = cell->chunk;
-    cell->state = CELL_FREE;
-    cell->next = chunk->free;
-    chunk->free = cell;
-    chunk->n_free++;
-    fixed->n_free++;
-    if (fixed->usable.next != &chunk->link) {
-        nrm__list_remove(&chunk->link);
-        nrm__list_insert_after(&fixed->usable, &chunk->link);
-    }
-}
-
-/* Stamps a block that a GPU may still touch and puts it aside. */
-static void
-park_locked(struct fixed_size *fixed, struct cell *cell)
-{
-    cell->state = CELL_PARKED;
-    cell->as.stamp = nrm__epoch_stamp();
-    cell->next = NULL;
-    if (fixed->newest_stamp <= nrm__epoch_newest_recorded()) {
-        fixed->n_unclosed = 0;
-    }
-    if (cell->as.stamp > fixed->newest_stamp) {
-        fixed->newest_stamp = cell->as.stamp;
-    }
-    fixed->n_unclosed++;
-    fixed->n_parked++;
-    if (fixed->parked_last != NULL) {
-        fixed->parked_last->next = cell;
-    }
-    else {
-        fixed->parked_first = cell;
-    }
-    fixed->parked_last = cell;
-}
-
-/* Frees the parked blocks whose epoch is done. */
-static void
-reclaim_locked(struct fixed_size *fixed)
-{
-    while (fixed->parked_first != NULL) {
-        struct cell *cell = fixed->parked_first;
-        if (!nrm__epoch_is_done(cell->as.stamp)) {
-            return;
-        }
-        fixed->parked_first = cell->next;
-        if (cell->next == NULL) {
-            fixed->parked_last = NULL;
-        }
-        fixed->n_parked--;
-        free_locked(fixed, cell);
-    }
-}
-
-/* Parked blocks that no recorded epoch covers. */
-static size_t
-unclosed_locked(const struct fixed_size *fixed)
-{
-    return fixed->newest_stamp > nrm__epoch_newest_recorded() ? fixed->n_unclosed : 0;
-}
-
-/* The number of the block around `ptr`, which lies in the chunk's segment. */
-static size_t
-index_of(const struct fixed_size *fixed, const struct chunk *chunk, const void *ptr)
-{
-    size_t offset = (uintptr_t)ptr - chunk->node.start;
-    return fixed->block_shift != 0 ? offset >> fixed->block_shift
-                                   : offset / fixed->block_nbytes;
-}
-
-/* The block around `ptr` in a chunk if it was ever handed out, or NULL. */
-static struct cell *
-find_in_chunk_locked(const struct fixed_size *fixed, struct chunk *chunk,
-                     const void *ptr)
-{
-    size_t index = index_of(fixed, chunk, ptr);
-    return index < chunk->n_touched ? &chunk->cells[index] : NULL;
-}
-
-/* The same in whatever chunk it lies. */
-static struct cell *
-find_locked(struct fixed_size *fixed, const void *ptr)
-{
-    struct chunk *chunk = chunk_of(nrm__tree_find(&fixed->chunks, (uintptr_t)ptr));
-    return chunk != NULL ? find_in_chunk_locked(fixed, chunk, ptr) : NULL;
-}
-
-static void
-fill(const struct fixed_size *fixed, const struct cell *cell, struct nrm__block *out)
-{
-    out->ptr = (void *)start_of(fixed, cell);
+    out->ptr = (void *)nrm__fixed_start_of(fixed, cell);
     out->nbytes = cell->as.nbytes;
     out->capacity = fixed->block_nbytes;
     out->segment = cell->chunk->segment;
@@ -238,14 +57,14 @@ fill(const struct fixed_size *fixed, const struct cell *cell, struct nrm__block 
 static size_t
 cells_nbytes(size_t n_blocks)
 {
-    return nrm__align_up(n_blocks * sizeof(struct cell), nrm__page_size());
+    return nrm__align_up(n_blocks * sizeof(struct nrm__fixed_cell), nrm__page_size());
 }
 
 static nrm_status
-describe_chunk(struct fixed_size *fixed, struct nrm__segment *segment,
-               struct chunk **out)
+describe_chunk(struct nrm__fixed_size *fixed, struct nrm__segment *segment,
+               struct nrm__fixed_chunk **out)
 {
-    struct chunk *chunk = nrm__node_allocate(sizeof *chunk);
+    struct nrm__fixed_chunk *chunk = nrm__node_allocate(sizeof *chunk);
     void *cells;
     if (chunk == NULL) {
         return nrm__error(NRM_OUT_OF_MEMORY, "no memory to describe a chunk");
@@ -267,7 +86,7 @@ describe_chunk(struct fixed_size *fixed, struct nrm__segment *segment,
 }
 
 static void
-forget_chunk(struct chunk *chunk)
+forget_chunk(struct nrm__fixed_chunk *chunk)
 {
     nrm__unmap(chunk->cells, cells_nbytes(chunk->n_blocks));
     nrm__node_deallocate(chunk, sizeof *chunk);
@@ -275,10 +94,10 @@ forget_chunk(struct chunk *chunk)
 
 /* Takes a chunk of `nbytes` of the upstream. */
 static nrm_status
-take_chunk(struct fixed_size *fixed, size_t nbytes)
+take_chunk(struct nrm__fixed_size *fixed, size_t nbytes)
 {
     struct nrm__segment *segment;
-    struct chunk *chunk = NULL;
+    struct nrm__fixed_chunk *chunk = NULL;
     NRM_TRY(
         nrm__segment_take(&fixed->base, nbytes, fixed->segment_alignment, &segment));
     nrm_status status = describe_chunk(fixed, segment, &chunk);
@@ -309,7 +128,7 @@ fail_chunk:
 /* The same in whole pages of the block map, whose look-ups take no lock; where the
    upstream has no room for these, exactly what is wanted. */
 static nrm_status
-grow(struct fixed_size *fixed)
+grow(struct nrm__fixed_size *fixed)
 {
     size_t exact = fixed->n_wanted * fixed->block_nbytes;
     size_t rounded = fixed->segment_alignment >= NRM__MAP_PAGE
@@ -324,12 +143,13 @@ grow(struct fixed_size *fixed)
 
 /* Takes a chunk out whose blocks are all free, the one that served last at last; NULL:
    there is none, or less than `keep_nbytes` would stay free. */
-static struct chunk *
-detach_locked(struct fixed_size *fixed, size_t keep_nbytes)
+static struct nrm__fixed_chunk *
+detach_locked(struct nrm__fixed_size *fixed, size_t keep_nbytes)
 {
     for (struct nrm__link *link = fixed->usable.previous; link != &fixed->usable;
          link = link->previous) {
-        struct chunk *chunk = NRM__CONTAINER(link, struct chunk, link);
+        struct nrm__fixed_chunk *chunk =
+            NRM__CONTAINER(link, struct nrm__fixed_chunk, link);
         size_t n_left = fixed->n_free - chunk->n_free;
         if (chunk->n_free == chunk->n_blocks &&
             n_left * fixed->block_nbytes >= keep_nbytes) {
@@ -346,7 +166,7 @@ detach_locked(struct fixed_size *fixed, size_t keep_nbytes)
 
 /* Of a chunk that is out of the pool. */
 static size_t
-give_chunk_back(struct chunk *chunk, bool later)
+give_chunk_back(struct nrm__fixed_chunk *chunk, bool later)
 {
     struct nrm__segment *segment = chunk->segment;
     size_t nbytes = segment->nbytes;
@@ -359,7 +179,7 @@ give_chunk_back(struct chunk *chunk, bool later)
 /* ---- allocation ---- */
 
 static nrm_status
-check_request(const struct fixed_size *fixed, const struct nrm__request *request)
+check_request(const struct nrm__fixed_size *fixed, const struct nrm__request *request)
 {
     char asked[32], block[32];
     if (request->nbytes <= fixed->block_nbytes &&
@@ -381,32 +201,32 @@ check_request(const struct fixed_size *fixed, const struct nrm__request *request
 
 /* False: none is free. `out_stale`: the block when its chunk must be renewed first. */
 static bool
-try_take(struct fixed_size *fixed, const struct nrm__request *request,
-         struct nrm__block *out, struct cell **out_stale, size_t *out_unclosed,
-         size_t *out_parked)
+try_take(struct nrm__fixed_size *fixed, const struct nrm__request *request,
+         struct nrm__block *out, struct nrm__fixed_cell **out_stale,
+         size_t *out_unclosed, size_t *out_parked)
 {
     bool is_zero = false;
     nrm__lock_acquire(&fixed->lock);
     if (fixed->tracked) {
-        reclaim_locked(fixed);
+        nrm__fixed_reclaim_locked(fixed);
     }
-    struct cell *cell = take_locked(fixed, &is_zero);
+    struct nrm__fixed_cell *cell = nrm__fixed_take_locked(fixed, &is_zero);
     if (cell != NULL) {
         cell->as.nbytes = request->nbytes;
         fill(fixed, cell, out);
         out->flags |= is_zero ? NRM__BLOCK_IS_ZERO : 0;
         bool is_current = nrm__segment_is_current(out->segment);
-        cell->state = is_current ? CELL_LIVE : CELL_CLAIMED;
+        cell->state = is_current ? NRM__FIXED_LIVE : NRM__FIXED_CLAIMED;
         *out_stale = is_current ? NULL : cell;
     }
-    *out_unclosed = unclosed_locked(fixed);
+    *out_unclosed = nrm__fixed_unclosed_locked(fixed);
     *out_parked = fixed->n_parked;
     nrm__lock_release(&fixed->lock);
     return cell != NULL;
 }
 
 static bool
-close_epoch(struct fixed_size *fixed)
+close_epoch(struct nrm__fixed_size *fixed)
 {
     bool closed = nrm__epoch_close();
     if (closed) {
@@ -418,7 +238,7 @@ close_epoch(struct fixed_size *fixed)
 }
 
 static bool
-wait_for_epoch(struct fixed_size *fixed, uint64_t limit_ns)
+wait_for_epoch(struct nrm__fixed_size *fixed, uint64_t limit_ns)
 {
     nrm__lock_acquire(&fixed->lock);
     fixed->n_waits++;
@@ -429,8 +249,8 @@ wait_for_epoch(struct fixed_size *fixed, uint64_t limit_ns)
 /* A block: a free one, a parked one that is done, one of a new chunk, or a parked one
    after a wait: in this order, each tried once more after it made progress. */
 static nrm_status
-find_memory(struct fixed_size *fixed, const struct nrm__request *request,
-            struct nrm__block *out, struct cell **out_stale)
+find_memory(struct nrm__fixed_size *fixed, const struct nrm__request *request,
+            struct nrm__block *out, struct nrm__fixed_cell **out_stale)
 {
     size_t unclosed, parked;
     bool may_wait = request->nbytes >= WAIT_MIN_NBYTES;
@@ -465,10 +285,10 @@ find_memory(struct fixed_size *fixed, const struct nrm__request *request,
 /* Keeps the epochs short, as in the pool: about epoch_nbytes of freed memory rotate and
    stay in the cache. */
 static void
-close_full_epoch(struct fixed_size *fixed)
+close_full_epoch(struct nrm__fixed_size *fixed)
 {
     nrm__lock_acquire(&fixed->lock);
-    size_t unclosed = unclosed_locked(fixed);
+    size_t unclosed = nrm__fixed_unclosed_locked(fixed);
     nrm__lock_release(&fixed->lock);
     if (unclosed * fixed->block_nbytes >= fixed->epoch_nbytes) {
         (void)close_epoch(fixed);
@@ -478,15 +298,15 @@ close_full_epoch(struct fixed_size *fixed)
 /* A block of a chunk that was made before a context was reset. It is not live before the
    upstream has made the chunk usable again, so nobody can give it back meanwhile. */
 static nrm_status
-renew(struct fixed_size *fixed, struct cell *cell)
+renew(struct nrm__fixed_size *fixed, struct nrm__fixed_cell *cell)
 {
     nrm_status status = nrm__segment_renew(cell->chunk->segment);
     nrm__lock_acquire(&fixed->lock);
     if (status == NRM_OK) {
-        cell->state = CELL_LIVE;
+        cell->state = NRM__FIXED_LIVE;
     }
     else {
-        free_locked(fixed, cell);
+        nrm__fixed_free_locked(fixed, cell);
     }
     nrm__lock_release(&fixed->lock);
     return status;
@@ -496,8 +316,8 @@ static nrm_status
 fixed_size_allocate(nrm_resource *mr, const struct nrm__request *request,
                     struct nrm__block *out)
 {
-    struct fixed_size *fixed = fixed_from(mr);
-    struct cell *stale;
+    struct nrm__fixed_size *fixed = fixed_from(mr);
+    struct nrm__fixed_cell *stale;
     NRM_TRY(check_request(fixed, request));
     if (fixed->tracked) {
         close_full_epoch(fixed);
@@ -513,17 +333,18 @@ static void
 fixed_size_deallocate(nrm_resource *mr, const struct nrm__block *block,
                       nrm_stream *stream)
 {
-    struct fixed_size *fixed = fixed_from(mr);
+    struct nrm__fixed_size *fixed = fixed_from(mr);
     /* A claimed block keeps its chunk. */
-    struct chunk *chunk = block->segment->extra;
-    struct cell *cell = &chunk->cells[index_of(fixed, chunk, block->ptr)];
+    struct nrm__fixed_chunk *chunk = block->segment->extra;
+    struct nrm__fixed_cell *cell =
+        &chunk->cells[nrm__fixed_index_of(fixed, chunk, block->ptr)];
     nrm__lock_acquire(&fixed->lock);
-    NRM_ASSERT(cell->state == CELL_CLAIMED);
+    NRM_ASSERT(cell->state == NRM__FIXED_CLAIMED);
     if (fixed->tracked) {
-        park_locked(fixed, cell);
+        nrm__fixed_park_locked(fixed, cell);
     }
     else {
-        free_locked(fixed, cell);
+        nrm__fixed_free_locked(fixed, cell);
     }
     nrm__lock_release(&fixed->lock);
 }
@@ -534,10 +355,11 @@ static bool
 fixed_size_find_block(nrm_resource *mr, struct nrm__segment *segment, const void *ptr,
                       struct nrm__block *out)
 {
-    struct fixed_size *fixed = fixed_from(mr);
+    struct nrm__fixed_size *fixed = fixed_from(mr);
     nrm__lock_acquire(&fixed->lock);
-    struct cell *cell = find_in_chunk_locked(fixed, segment->extra, ptr);
-    bool found = cell != NULL && cell->state == CELL_LIVE;
+    struct nrm__fixed_cell *cell =
+        nrm__fixed_find_in_chunk_locked(fixed, segment->extra, ptr);
+    bool found = cell != NULL && cell->state == NRM__FIXED_LIVE;
     if (found) {
         fill(fixed, cell, out);
     }
@@ -550,13 +372,13 @@ fixed_size_find_block(nrm_resource *mr, struct nrm__segment *segment, const void
 static bool
 fixed_size_claim_block(nrm_resource *mr, struct nrm__block *block)
 {
-    struct fixed_size *fixed = fixed_from(mr);
+    struct nrm__fixed_size *fixed = fixed_from(mr);
     nrm__lock_acquire(&fixed->lock);
-    struct cell *cell = find_locked(fixed, block->ptr);
-    bool claimed = cell != NULL && cell->state == CELL_LIVE &&
-                   start_of(fixed, cell) == (uintptr_t)block->ptr;
+    struct nrm__fixed_cell *cell = nrm__fixed_find_locked(fixed, block->ptr);
+    bool claimed = cell != NULL && cell->state == NRM__FIXED_LIVE &&
+                   nrm__fixed_start_of(fixed, cell) == (uintptr_t)block->ptr;
     if (claimed) {
-        cell->state = CELL_CLAIMED;
+        cell->state = NRM__FIXED_CLAIMED;
         block->segment = cell->chunk->segment;
     }
     nrm__lock_release(&fixed->lock);
@@ -566,11 +388,11 @@ fixed_size_claim_block(nrm_resource *mr, struct nrm__block *block)
 static void
 fixed_size_unclaim_block(nrm_resource *mr, const struct nrm__block *block)
 {
-    struct fixed_size *fixed = fixed_from(mr);
+    struct nrm__fixed_size *fixed = fixed_from(mr);
     nrm__lock_acquire(&fixed->lock);
-    struct cell *cell = find_locked(fixed, block->ptr);
-    NRM_ASSERT(cell != NULL && cell->state == CELL_CLAIMED);
-    cell->state = CELL_LIVE;
+    struct nrm__fixed_cell *cell = nrm__fixed_find_locked(fixed, block->ptr);
+    NRM_ASSERT(cell != NULL && cell->state == NRM__FIXED_CLAIMED);
+    cell->state = NRM__FIXED_LIVE;
     cell->as.nbytes = block->nbytes;
     nrm__lock_release(&fixed->lock);
 }
@@ -595,12 +417,12 @@ fixed_size_renew_block(nrm_resource *mr, struct nrm__block *block)
 static nrm_status
 fixed_size_trim(nrm_resource *mr, size_t keep_nbytes, size_t *out_nbytes)
 {
-    struct fixed_size *fixed = fixed_from(mr);
+    struct nrm__fixed_size *fixed = fixed_from(mr);
     size_t unclosed, parked;
     for (;;) {
         nrm__lock_acquire(&fixed->lock);
-        reclaim_locked(fixed);
-        unclosed = unclosed_locked(fixed);
+        nrm__fixed_reclaim_locked(fixed);
+        unclosed = nrm__fixed_unclosed_locked(fixed);
         parked = fixed->n_parked;
         nrm__lock_release(&fixed->lock);
         if (unclosed != 0 && close_epoch(fixed)) {
@@ -612,7 +434,7 @@ fixed_size_trim(nrm_resource *mr, size_t keep_nbytes, size_t *out_nbytes)
     }
     for (;;) {
         nrm__lock_acquire(&fixed->lock);
-        struct chunk *chunk = detach_locked(fixed, keep_nbytes);
+        struct nrm__fixed_chunk *chunk = detach_locked(fixed, keep_nbytes);
         nrm__lock_release(&fixed->lock);
         if (chunk == NULL) {
             return NRM_OK;
@@ -624,7 +446,7 @@ fixed_size_trim(nrm_resource *mr, size_t keep_nbytes, size_t *out_nbytes)
 static void
 fixed_size_statistics(nrm_resource *mr, nrm_statistics *out)
 {
-    struct fixed_size *fixed = fixed_from(mr);
+    struct nrm__fixed_size *fixed = fixed_from(mr);
     nrm__lock_acquire(&fixed->lock);
     out->reserved_bytes += (int64_t)fixed->reserved_nbytes;
     out->parked_bytes += (int64_t)(fixed->n_parked * fixed->block_nbytes);
@@ -633,76 +455,12 @@ fixed_size_statistics(nrm_resource *mr, nrm_statistics *out)
     nrm__lock_release(&fixed->lock);
 }
 
-/* Returns how many of the chunk's blocks are parked. */
-static size_t
-check_chunk_locked(const struct fixed_size *fixed, const struct chunk *chunk)
-{
-    size_t n_free = chunk->n_blocks - chunk->n_touched, n_parked = 0;
-    NRM_ASSERT(chunk->n_touched <= chunk->n_blocks);
-    for (size_t i = 0; i < chunk->n_touched; i++) {
-        const struct cell *cell = &chunk->cells[i];
-        NRM_ASSERT(cell->chunk == chunk);
-        NRM_ASSERT(start_of(fixed, cell) + fixed->block_nbytes <=
-                   chunk->segment->start + chunk->segment->nbytes);
-        bool is_used = cell->state == CELL_LIVE || cell->state == CELL_CLAIMED;
-        NRM_ASSERT(!is_used || cell->as.nbytes <= fixed->block_nbytes);
-        n_free += cell->state == CELL_FREE;
-        n_parked += cell->state == CELL_PARKED;
-    }
-    NRM_ASSERT(n_free == chunk->n_free);
-    size_t n_stacked = chunk->n_blocks - chunk->n_touched;
-    for (const struct cell *cell = chunk->free; cell != NULL; cell = cell->next) {
-        NRM_ASSERT(cell->state == CELL_FREE && cell->chunk == chunk);
-        n_stacked++;
-        NRM_ASSERT(n_stacked <= n_free); /* not a ring */
-    }
-    NRM_ASSERT(n_stacked == n_free);
-    return n_parked;
-}
-
-struct sums {
-    size_t n_chunks, n_blocks, n_free, n_parked, nbytes;
-};
-
-static void
-check_list_locked(struct fixed_size *fixed, const struct nrm__link *head, bool has_free,
-                  struct sums *sums)
-{
-    for (const struct nrm__link *link = head->next; link != head; link = link->next) {
-        struct chunk *chunk = NRM__CONTAINER(link, struct chunk, link);
-        NRM_ASSERT((chunk->n_free != 0) == has_free);
-        NRM_ASSERT(chunk->segment->extra == chunk);
-        NRM_ASSERT(chunk_of(nrm__tree_find(&fixed->chunks, chunk->node.start)) ==
-                   chunk);
-        sums->n_chunks++;
-        sums->n_blocks += chunk->n_blocks;
-        sums->n_free += chunk->n_free;
-        sums->n_parked += check_chunk_locked(fixed, chunk);
-        sums->nbytes += chunk->segment->nbytes;
-    }
-}
-
 static void
 fixed_size_check(nrm_resource *mr)
 {
-    struct fixed_size *fixed = fixed_from(mr);
-    struct sums sums = {0};
-    size_t n_queued = 0;
+    struct nrm__fixed_size *fixed = fixed_from(mr);
     nrm__lock_acquire(&fixed->lock);
-    check_list_locked(fixed, &fixed->usable, true, &sums);
-    check_list_locked(fixed, &fixed->full, false, &sums);
-    NRM_ASSERT(sums.n_chunks == fixed->chunks.n_nodes);
-    NRM_ASSERT(sums.n_blocks == fixed->n_blocks);
-    NRM_ASSERT(sums.n_free == fixed->n_free);
-    NRM_ASSERT(sums.n_parked == fixed->n_parked);
-    NRM_ASSERT(sums.nbytes == fixed->reserved_nbytes);
-    for (struct cell *cell = fixed->parked_first; cell != NULL; cell = cell->next) {
-        NRM_ASSERT(cell->state == CELL_PARKED);
-        NRM_ASSERT((cell->next == NULL) == (cell == fixed->parked_last));
-        n_queued++;
-        NRM_ASSERT(n_queued <= sums.n_parked);
-    }
-    NRM_ASSERT(n_queued == sums.n_parked);
+    nrm__fixed_check_locked(fixed);
     nrm__lock_release(&fixed->lock);
 }
 
@@ -733,9 +491,9 @@ fixed_size_fork_child(nrm_resource *mr)
 static void
 fixed_size_finish(nrm_resource *mr)
 {
-    struct fixed_size *fixed = fixed_from(mr);
-    struct chunk *chunk;
-    while ((chunk = chunk_of(fixed->chunks.root)) != NULL) {
+    struct nrm__fixed_size *fixed = fixed_from(mr);
+    struct nrm__fixed_chunk *chunk;
+    while ((chunk = nrm__fixed_chunk_of(fixed->chunks.root)) != NULL) {
         nrm__tree_remove(&fixed->chunks, &chunk->node);
         (void)give_chunk_back(chunk, true);
     }
@@ -766,7 +524,7 @@ static const struct nrm__ops fixed_size_ops = {
    memory are aligned to huge pages. Callbacks are asked for no more than the kind needs:
    they may not know how. */
 static void
-set_alignment(struct fixed_size *fixed, bool is_plain)
+set_alignment(struct nrm__fixed_size *fixed, bool is_plain)
 {
     const nrm_resource *upstream = fixed->base.upstream;
     size_t natural = fixed->block_nbytes & (~fixed->block_nbytes + 1);
@@ -785,7 +543,7 @@ set_alignment(struct fixed_size *fixed, bool is_plain)
 }
 
 static nrm_status
-set_sizes(struct fixed_size *fixed, const nrm_fixed_size_options *options)
+set_sizes(struct nrm__fixed_size *fixed, const nrm_fixed_size_options *options)
 {
     size_t nbytes = options->block_nbytes != 0 ? options->block_nbytes
                                                : DEFAULT_BLOCK_NBYTES;
@@ -805,7 +563,7 @@ set_sizes(struct fixed_size *fixed, const nrm_fixed_size_options *options)
 }
 
 static void
-set_policy(struct fixed_size *fixed, nrm_reuse reuse)
+set_policy(struct nrm__fixed_size *fixed, nrm_reuse reuse)
 {
     nrm_kind kind = fixed->base.kind;
     bool immediate = reuse == NRM_REUSE_DEFAULT ? nrm_option_get(NRM_OPT_REUSE) == 1
@@ -820,7 +578,7 @@ set_policy(struct fixed_size *fixed, nrm_reuse reuse)
 
 /* The first chunk; an upstream that cannot align it shows it here. */
 static nrm_status
-preallocate(struct fixed_size *fixed)
+preallocate(struct nrm__fixed_size *fixed)
 {
     nrm_status status = grow(fixed);
     if (status == NRM_NOT_SUPPORTED && fixed->segment_alignment > fixed->granule) {
@@ -840,8 +598,8 @@ nrm_fixed_size_create(nrm_resource *upstream, const nrm_fixed_size_options *opti
         memcpy(&given, options, nrm__min(options->size, sizeof given));
     }
     NRM_TRY(nrm__resource_create(&fixed_size_ops, upstream->kind, upstream,
-                                 sizeof(struct fixed_size), &mr));
-    struct fixed_size *fixed = fixed_from(mr);
+                                 sizeof(struct nrm__fixed_size), &mr));
+    struct nrm__fixed_size *fixed = fixed_from(mr);
     nrm_status status = set_sizes(fixed, &given);
     if (status != NRM_OK) {
         nrm__resource_abandon(mr);
