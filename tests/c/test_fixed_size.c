@@ -366,7 +366,7 @@ TEST(a_wrong_free_changes_nothing)
 
 /* ---- a block given back twice at once, and trimmed meanwhile ---- */
 
-#define N_TWICE 3000
+#define N_TWICE 300
 
 struct twice {
     nrm_resource *mr;
