@@ -209,6 +209,35 @@ class LimitingResourceAdaptor(MemoryResource):
     def get_allocated_bytes(self) -> int: ...
     def get_allocation_limit(self) -> int: ...
 
+class FixedSizeMemoryResource(MemoryResource):
+    def __init__(
+        self,
+        upstream_mr: MemoryResource,
+        block_size: _Size = 1048576,
+        blocks_to_preallocate: _Index = 128,
+    ) -> None: ...
+
+class BinningMemoryResource(MemoryResource):
+    def __init__(
+        self,
+        upstream_mr: MemoryResource,
+        min_size_exponent: _Index = -1,
+        max_size_exponent: _Index = -1,
+    ) -> None: ...
+    def add_bin(
+        self, allocation_size: _Size, bin_resource: MemoryResource | None = None
+    ) -> None: ...
+    @property
+    def bin_mrs(self) -> list[MemoryResource]: ...
+
+class ArenaMemoryResource(MemoryResource):
+    def __init__(
+        self,
+        upstream_mr: MemoryResource,
+        arena_size: _Size | None = None,
+        dump_log_on_failure: bool = False,
+    ) -> None: ...
+
 def trim(keep: _Size = 0) -> int: ...
 def _resource_rows() -> list[tuple[str, str, str, str]]: ...
 

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from numpy_rmm._core import (
     DEFAULT_STREAM,
+    ArenaMemoryResource,
+    BinningMemoryResource,
     CallbackMemoryResource,
     CudaMemoryResource,
+    FixedSizeMemoryResource,
     HostMemoryResource,
     LimitingResourceAdaptor,
     ManagedMemoryResource,
@@ -30,9 +33,12 @@ DeviceMemoryResource = MemoryResource  # as RMM calls the root class
 
 __all__ = [
     "DEFAULT_STREAM",
+    "ArenaMemoryResource",
+    "BinningMemoryResource",
     "CallbackMemoryResource",
     "CudaMemoryResource",
     "DeviceMemoryResource",
+    "FixedSizeMemoryResource",
     "HostMemoryResource",
     "LimitingResourceAdaptor",
     "ManagedMemoryResource",

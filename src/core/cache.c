@@ -370,6 +370,7 @@ fill_slot_locked(struct nrm__slot *slot, nrm_resource *mr,
     slot->pool = front->pool;
     slot->limit = front->limit;
     slot->granule = front->granule;
+    slot->shift = front->shift;
     slot->forbidden = front->forbidden;
     slot->front = shard;
     slot->own = own != NULL ? own->own : shard;

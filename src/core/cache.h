@@ -68,7 +68,8 @@ struct nrm__slot {
     _Atomic(nrm_resource *) mr; /* NULL: free */
     nrm_resource *pool;
     size_t limit;                   /* requests of more bytes go the long way */
-    size_t granule;                 /* sizes of blocks are multiples of it */
+    size_t granule, shift; /* see nrm__cached_nbytes */
+
     const atomic_bool *forbidden;   /* while it is true, all do; or NULL */
     struct nrm__shard *front, *own; /* of mr and of the pool; may be the same */
     struct nrm__magazines *magazines;
@@ -150,13 +151,13 @@ struct nrm__slot *nrm__cache_make_slot(nrm_resource *mr, struct nrm__cache **out
 
 /* ---- cells and blocks, inside ---- */
 
-/* What a pool cuts for a request that is too large for a cell. From 64 KiB up it is a granule
-   more, so that the starts of blocks of one size differ within a page: equal ones make
-   arithmetic on large arrays slower, as their lines fall into the same sets. */
+/* What a pool cuts for a request that is too large for a cell. From 64 KiB up it may be a
+   little more, so that the starts of blocks of one size differ within a page: equal ones
+   make arithmetic on large arrays slower, as their lines fall into the same sets. */
 static inline size_t
-nrm__cached_nbytes(size_t nbytes, size_t granule)
+nrm__cached_nbytes(size_t nbytes, size_t granule, size_t shift)
 {
-    return nrm__align_up(nbytes, granule) + (nbytes >= 64 * NRM__KIB ? granule : 0);
+    return nrm__align_up(nbytes, granule) + (nbytes >= 64 * NRM__KIB ? shift : 0);
 }
 
 static inline struct nrm__cache_set *

@@ -135,7 +135,7 @@ static inline void *
 take_block(struct nrm__slot *slot, size_t nbytes, struct nrm__block *out)
 {
     struct nrm__cell cell;
-    size_t capacity = nrm__cached_nbytes(nbytes, slot->granule);
+    size_t capacity = nrm__cached_nbytes(nbytes, slot->granule, slot->shift);
     if (!nrm__cache_take_block(slot->magazines, capacity, &cell)) {
         return NULL;
     }

@@ -41,6 +41,7 @@
 #include "os/system.h"
 #include "pools/pool.h"
 #include "pools/pool_internal.h"
+#include "pools/upstream.h"
 
 #define WAIT_MIN_NBYTES NRM__MIB /* requests of fewer bytes never wait for the GPU */
 #define IDLE_FRACTION 16         /* of the memory that may lie idle in a host pool */
@@ -73,8 +74,7 @@ block_nbytes(const struct nrm__pool *pool, const struct nrm__request *request)
         nbytes <= pool->maximum_nbytes / 2) {
         nbytes += nbytes >> SLACK_SHIFT;
     }
-    return pool->has_slabs ? nrm__cached_nbytes(nbytes, pool->granule)
-                           : nrm__align_up(nbytes, pool->granule);
+    return nrm__cached_nbytes(nbytes, pool->granule, pool->shift);
 }
 
 static struct nrm__pool_block *
@@ -205,42 +205,6 @@ give_idle_back(struct nrm__pool *pool)
     }
 }
 
-/* After a context was reset by somebody else the segment is registered anew. */
-static nrm_status
-renew_segment(struct nrm__pool *pool, struct nrm__segment *segment)
-{
-    nrm_resource *upstream = pool->base.upstream;
-    uint64_t now = nrm__cuda_generations();
-    if (segment->generation == now) {
-        return NRM_OK;
-    }
-    if (upstream->ops->renew_block != NULL) {
-        NRM_TRY(upstream->ops->renew_block(upstream, &segment->upstream));
-    }
-    segment->generation = now;
-    return NRM_OK;
-}
-
-static nrm_status
-check_usable(const struct nrm__pool *pool)
-{
-    if (nrm__cuda_is_forked()) {
-        return nrm__error(
-            NRM_CUDA_UNAVAILABLE,
-            "this process was forked after its parent had initialised CUDA: "
-            "%s memory cannot be had here; start workers with the spawn "
-            "method, or allocate before the fork",
-            nrm_kind_name(pool->base.kind));
-    }
-    if (nrm__epoch_is_lost()) {
-        return nrm__error(
-            NRM_DEVICE_LOST,
-            "the CUDA device reports an error that it cannot recover from: "
-            "memory that it may still use is not handed out");
-    }
-    return NRM_OK;
-}
-
 /* ---- zeros ---- */
 
 static bool
@@ -334,16 +298,12 @@ untake(struct nrm__pool *pool, struct nrm__pool_block *block)
 static nrm_status
 prepare(struct nrm__pool *pool)
 {
-    bool gpu_visible = pool->base.kind == NRM_KIND_PINNED ||
-                       pool->base.kind == NRM_KIND_MANAGED;
-    if (gpu_visible) {
-        nrm__cuda_check_generations();
-    }
+    nrm__pool_notice_resets(&pool->base);
     if (pool->tracked) {
         close_full_epoch(pool);
         give_idle_back(pool);
     }
-    return gpu_visible ? check_usable(pool) : NRM_OK;
+    return nrm__pool_check_usable(&pool->base);
 }
 
 /* A block that has grown so large that it should grow by moving pages next time. */
@@ -370,7 +330,10 @@ allocate_block(struct nrm__pool *pool, const struct nrm__request *request,
     struct nrm__pool_block *block;
     NRM_TRY(prepare(pool));
     NRM_TRY(find_own_pages(pool, request, &block));
-    nrm_status status = renew_segment(pool, block->live.segment);
+    nrm_status status = NRM_OK;
+    if (!nrm__segment_is_current(block->live.segment)) {
+        status = nrm__segment_renew(block->live.segment);
+    }
     if (status != NRM_OK) {
         untake(pool, block);
         return status;
@@ -504,7 +467,7 @@ pool_front(nrm_resource *mr, struct nrm__front *out)
 {
     struct nrm__pool *pool = pool_from(mr);
     *out = (struct nrm__front){
-        .pool = mr, .limit = NRM__CACHED_MAX, .granule = pool->granule};
+        .pool = mr, .limit = NRM__CACHED_MAX, .granule = pool->granule, .shift = pool->shift};
     return pool->has_slabs;
 }
 
@@ -618,6 +581,15 @@ pool_unclaim_block(nrm_resource *mr, const struct nrm__block *block)
     struct nrm__pool_block *own = block_at(block->segment, block->ptr);
     NRM_ASSERT(own != NULL && nrm__pool_state_of(own) == NRM__POOL_CLAIMED);
     set_live(own, (uintptr_t)block->ptr, block->nbytes);
+}
+
+/* For a pool that has its segments of this one. */
+static nrm_status
+pool_renew_block(nrm_resource *mr, struct nrm__block *block)
+{
+    (void)mr;
+    return nrm__segment_is_current(block->segment) ? NRM_OK
+                                                   : nrm__segment_renew(block->segment);
 }
 
 /* ---- resizing in place ---- */
@@ -802,6 +774,7 @@ static const struct nrm__ops pool_ops = {
     .find_block = pool_find_block,
     .claim_block = pool_claim_block,
     .unclaim_block = pool_unclaim_block,
+    .renew_block = pool_renew_block,
     .front = pool_front,
     .take_back = pool_take_back,
     .trim = pool_trim,
@@ -855,6 +828,8 @@ set_policy(struct nrm__pool *pool, const nrm_pool_options *options)
                             (options->on_exhausted == NRM_ON_EXHAUSTED_DEFAULT &&
                              nrm_option_get(NRM_OPT_ON_EXHAUSTED) == 3);
     pool->has_slabs = kind == NRM_KIND_HOST;
+    /* A pool with a limit is to hold what exactly fits. */
+    pool->shift = pool->has_slabs && options->maximum_nbytes == 0 ? pool->granule : 0;
     pool->is_plain = (pool->base.upstream->ops->flags & NRM__OPS_PLAIN) != 0;
 }
 

@@ -42,6 +42,7 @@ struct nrm__pool_bins {
 struct nrm__pool {
     nrm_resource base;
     size_t granule;        /* block sizes are multiples of it, starts aligned to it */
+    size_t shift;          /* see nrm__cached_nbytes */
     size_t maximum_nbytes; /* of all segments */
     size_t segment_nbytes; /* largest segment taken ahead of demand */
     size_t idle_nbytes;    /* free bytes beyond which large free segments go back */

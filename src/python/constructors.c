@@ -213,6 +213,87 @@ construct_pool(struct module_state *state, PyObject **values,
     return made(state, status, mr);
 }
 
+static nrm_resource *
+construct_fixed_size(struct module_state *state, PyObject **values,
+                     void **Py_UNUSED(callbacks))
+{
+    nrm_fixed_size_options options = NRM_OPTIONS(nrm_fixed_size_options);
+    long n_blocks = 0;
+    nrm_resource *upstream = memory_resource_get(state, values[0], "upstream_mr");
+    if (upstream == NULL) {
+        return NULL;
+    }
+    if (values[1] != NULL &&
+        arg_nbytes(values[1], "block_size", &options.block_nbytes) < 0) {
+        return NULL;
+    }
+    if (values[1] != NULL && options.block_nbytes == 0) {
+        PyErr_SetString(PyExc_ValueError, "block_size must be more than 0 bytes");
+        return NULL;
+    }
+    if (values[2] != NULL &&
+        arg_integer(values[2], "blocks_to_preallocate", 1, LONG_MAX, &n_blocks) < 0) {
+        return NULL;
+    }
+    options.n_blocks = (size_t)n_blocks;
+    nrm_resource *mr;
+    nrm_status status = nrm_fixed_size_create(upstream, &options, &mr);
+    return made(state, status, mr);
+}
+
+static nrm_resource *
+construct_binning(struct module_state *state, PyObject **values,
+                  void **Py_UNUSED(callbacks))
+{
+    nrm_binning_options options = NRM_OPTIONS(nrm_binning_options);
+    long low = -1, high = -1;
+    nrm_resource *upstream = memory_resource_get(state, values[0], "upstream_mr");
+    if (upstream == NULL ||
+        (values[1] != NULL &&
+         arg_integer(values[1], "min_size_exponent", -1, 62, &low) < 0) ||
+        (values[2] != NULL &&
+         arg_integer(values[2], "max_size_exponent", -1, 62, &high) < 0)) {
+        return NULL;
+    }
+    if ((low < 0) != (high < 0) || low > high) {
+        PyErr_Format(PyExc_ValueError,
+                     "min_size_exponent (%ld) must not be larger than "
+                     "max_size_exponent (%ld), and both are given or none",
+                     low, high);
+        return NULL;
+    }
+    options.make_bins = low >= 0;
+    options.min_exponent = options.make_bins ? (unsigned)low : 0;
+    options.max_exponent = options.make_bins ? (unsigned)high : 0;
+    nrm_resource *mr;
+    nrm_status status = nrm_binning_create(upstream, &options, &mr);
+    return made(state, status, mr);
+}
+
+static nrm_resource *
+construct_arena(struct module_state *state, PyObject **values,
+                void **Py_UNUSED(callbacks))
+{
+    nrm_arena_options options = NRM_OPTIONS(nrm_arena_options);
+    nrm_resource *upstream = memory_resource_get(state, values[0], "upstream_mr");
+    if (upstream == NULL || pool_size_argument(state, upstream, values[1], "arena_size",
+                                               &options.nbytes) < 0) {
+        return NULL;
+    }
+    if (!arg_is_none(values[1]) && options.nbytes == 0) {
+        PyErr_SetString(PyExc_ValueError, "arena_size must be more than 0 bytes");
+        return NULL;
+    }
+    int dumps = values[2] != NULL ? PyObject_IsTrue(values[2]) : 0;
+    if (dumps < 0) {
+        return NULL;
+    }
+    options.dump_log_on_failure = dumps != 0;
+    nrm_resource *mr;
+    nrm_status status = nrm_arena_create(upstream, &options, &mr);
+    return made(state, status, mr);
+}
+
 /* ---- adaptors ---- */
 
 static nrm_resource *

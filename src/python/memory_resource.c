@@ -12,6 +12,7 @@
 
 #include "core/ops.h"
 #include "python/adaptors.h"
+#include "python/binning.h"
 #include "python/callback.h"
 #include "python/constructors.h"
 #include "python/errors.h"
@@ -134,6 +135,21 @@ memory_resource_wrap(struct module_state *state, nrm_resource *mr)
     return result;
 }
 
+int
+memory_resource_keep(struct resource_object *self, PyObject *other)
+{
+    int result = 0;
+    COMPAT_BEGIN_CRITICAL_SECTION((PyObject *)self);
+    if (self->kept == NULL) {
+        self->kept = PyList_New(0);
+    }
+    if (self->kept == NULL || PyList_Append(self->kept, other) < 0) {
+        result = -1;
+    }
+    COMPAT_END_CRITICAL_SECTION();
+    return result;
+}
+
 nrm_resource *
 memory_resource_get(struct module_state *state, PyObject *object, const char *name)
 {
@@ -234,6 +250,7 @@ resource_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(object));
     Py_VISIT(self->upstream);
     Py_VISIT(self->handlers);
+    Py_VISIT(self->kept);
     Py_VISIT(self->wrappers);
     return is_sole_owner(self) ? callback_traverse(self->callbacks, visit, arg) : 0;
 }
@@ -247,6 +264,7 @@ resource_clear(PyObject *object)
         release(self);
     }
     Py_CLEAR(self->handlers);
+    Py_CLEAR(self->kept);
     Py_CLEAR(self->upstream);
     return 0;
 }
@@ -262,6 +280,7 @@ resource_dealloc(PyObject *object)
     }
     Py_CLEAR(self->handlers);
     release(self);
+    Py_CLEAR(self->kept);
     Py_CLEAR(self->upstream);
     Py_CLEAR(self->wrappers);
     type->tp_free(object);
@@ -319,6 +338,7 @@ static const struct own {
 } own[RESOURCE_N_CLASSES] = {
     [RESOURCE_statistics] = {statistics_adaptor_methods, statistics_adaptor_getset},
     [RESOURCE_limiting] = {limiting_adaptor_methods, NULL},
+    [RESOURCE_binning] = {binning_methods, binning_getset},
 };
 
 static PyTypeObject *

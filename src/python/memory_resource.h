@@ -12,6 +12,7 @@ struct resource_object {
     nrm_resource *mr;   /* owned; NULL before __init__ */
     PyObject *upstream; /* its MemoryResource; NULL: a source */
     PyObject *handlers; /* (threshold, fallback, immortal) -> Handler */
+    PyObject *kept;     /* a list of other objects that it draws on; NULL: none */
     PyObject *wrappers; /* the table of module_state, which this object leaves */
     void *callbacks;    /* of a callback resource, see callback.h; else NULL */
     PyObject *weakrefs;
@@ -28,6 +29,10 @@ PyObject *memory_resource_wrap(struct module_state *state, nrm_resource *mr);
 /* Borrowed from `object`; NULL with a TypeError: it is no MemoryResource. */
 nrm_resource *memory_resource_get(struct module_state *state, PyObject *object,
                                   const char *name);
+
+/* Keeps `other`, which `self` draws on besides its upstream, as long as `self`. -1 with an
+   error set fails. */
+int memory_resource_keep(struct resource_object *self, PyObject *other);
 
 /* _resource_rows() */
 extern PyMethodDef memory_resource_functions[];

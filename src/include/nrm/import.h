@@ -83,7 +83,18 @@
       (nrm_resource * upstream, const nrm_limiting_options *options,                   \
        nrm_resource **out))                                                            \
     X(limiting_get, nrm_status,                                                        \
-      (nrm_resource * mr, size_t *out_allocated_nbytes, size_t *out_limit_nbytes))
+      (nrm_resource * mr, size_t *out_allocated_nbytes, size_t *out_limit_nbytes))     \
+    X(fixed_size_create, nrm_status,                                                   \
+      (nrm_resource * upstream, const nrm_fixed_size_options *options,                 \
+       nrm_resource **out))                                                            \
+    X(binning_create, nrm_status,                                                      \
+      (nrm_resource * upstream, const nrm_binning_options *options,                    \
+       nrm_resource **out))                                                            \
+    X(binning_add_bin, nrm_status,                                                     \
+      (nrm_resource * mr, size_t nbytes, nrm_resource *resource))                      \
+    X(binning_get_bins, size_t, (nrm_resource * mr, nrm_bin * out, size_t n))          \
+    X(arena_create, nrm_status,                                                        \
+      (nrm_resource * upstream, const nrm_arena_options *options, nrm_resource **out))
 
 struct nrm_functions {
     size_t size; /* of the table in the installed numpy_rmm */

@@ -35,6 +35,70 @@ NRM_API NRM_NODISCARD nrm_status nrm_pool_create(nrm_resource *upstream,
                                                  nrm_resource **out);
 
 /*
+ * Blocks of one size, `n_blocks` of them taken of the upstream when the resource is made
+ * and whenever none is free. A larger request is out of memory; an alignment beyond the
+ * blocks' own is not supported.
+ */
+typedef struct nrm_fixed_size_options {
+    size_t size;
+    size_t block_nbytes; /* rounded up to the alignment of the kind; 0: 1 MiB */
+    size_t n_blocks;     /* taken at a time; 0: 128 */
+    nrm_reuse reuse;
+} nrm_fixed_size_options;
+
+NRM_API NRM_NODISCARD nrm_status nrm_fixed_size_create(
+    nrm_resource *upstream, const nrm_fixed_size_options *options, nrm_resource **out);
+
+/*
+ * Chooses by size: a request goes to the smallest bin that it fits in, or to the upstream
+ * when it fits in none. On the way back the owner of the block decides.
+ */
+typedef struct nrm_binning_options {
+    size_t size;
+    bool make_bins;        /* for each power of two from 2^min to 2^max bytes */
+    unsigned min_exponent; /* at most 62 */
+    unsigned max_exponent;
+} nrm_binning_options;
+
+typedef struct nrm_bin {
+    size_t nbytes;          /* of the largest request */
+    nrm_resource *resource; /* borrowed: it lives as long as the binning resource */
+} nrm_bin;
+
+NRM_API NRM_NODISCARD nrm_status nrm_binning_create(nrm_resource *upstream,
+                                                    const nrm_binning_options *options,
+                                                    nrm_resource **out);
+
+/*
+ * Adds a bin for requests of at most `nbytes`, served by `resource` (retained), which has
+ * memory of the same kind; NULL: by a fixed-size resource over the upstream. Where there
+ * is a bin of this size already nothing changes. Others may allocate meanwhile.
+ */
+NRM_API NRM_NODISCARD nrm_status nrm_binning_add_bin(nrm_resource *mr, size_t nbytes,
+                                                     nrm_resource *resource);
+
+/* The bins, the smallest first: at most `n` of them into `out`. How many there are; 0 of
+   a resource that is none of binning. */
+NRM_API size_t nrm_binning_get_bins(nrm_resource *mr, nrm_bin *out, size_t n);
+
+/*
+ * A pool that takes all of its memory of the upstream when it is made, and no more later.
+ */
+typedef struct nrm_arena_options {
+    size_t size;
+    size_t nbytes; /* of the arena; 0: half of the free memory of the device, for host
+                      and pinned memory half of the host's */
+    bool dump_log_on_failure; /* a request that fails leaves a report in a file */
+} nrm_arena_options;
+
+/* Where the report goes, in the working directory; reports are appended. */
+#define NRM_ARENA_LOG "rmm_arena_memory_dump.log"
+
+NRM_API NRM_NODISCARD nrm_status nrm_arena_create(nrm_resource *upstream,
+                                                  const nrm_arena_options *options,
+                                                  nrm_resource **out);
+
+/*
  * What stands between a handler and its resource: requests under `threshold` go to
  * `small`, others to `large`; when that is exhausted or cannot work here, to `fallback`.
  * `rescue` serves requests of at most 4 KiB that would fail otherwise (NumPy sorts
