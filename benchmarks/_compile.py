@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -46,8 +47,6 @@ def extension(name: str, folder: Path) -> Path:
 
 def load(path: str | Path):  # type: ignore[no-untyped-def]
     """A compiled extension as a module."""
-    import importlib.util
-
     name = Path(path).name.split(".")[0]
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
@@ -59,6 +58,8 @@ def load(path: str | Path):  # type: ignore[no-untyped-def]
 
 def program(build: Path | None) -> Path:
     """``nrm_bench``, built in release mode in ``build`` (or build/benchmarks)."""
+    if importlib.util.find_spec("mesonbuild") is None:
+        raise CannotCompile("meson is not here: pip install meson ninja")
     build = build or ROOT / "build" / "benchmarks"
     build.mkdir(parents=True, exist_ok=True)
     with (build.parent / f"{build.name}.lock").open("w") as lock:

@@ -2,8 +2,8 @@
 
 A case is a row of a table: the same work done in several ways, in turns. A way's
 result is put together from what its rounds measured: the median of the rounds' medians,
-and the 99th percentile of all samples. Ratios are between the medians of one case, so
-they never mix two runs.
+and the 99th percentile of all samples, where each round counts the same. Ratios are
+between the medians of one case, so they never mix two runs.
 """
 
 from __future__ import annotations
@@ -55,6 +55,20 @@ class Case:
     @classmethod
     def of(cls, name: str, rounds: Mapping[str, Sequence[Measured]]) -> Case:
         return cls(name, {way: summary(found) for way, found in rounds.items()})
+
+    @classmethod
+    def of_those_that_worked(
+        cls, name: str, rounds: Mapping[str, Sequence[Measured]], notes: list[str]
+    ) -> Case:
+        """The others are named in the notes, with their first error."""
+        worked = {}
+        for way, found in rounds.items():
+            errors = [one["error"] for one in found if "error" in one]
+            if errors:
+                notes.append(f"{way} failed at {name}: {errors[0]}")
+            else:
+                worked[way] = found
+        return cls.of(name, worked)
 
     def ratio(self, way: str, baseline: str) -> float | None:
         if way not in self.ways or baseline not in self.ways:
@@ -141,14 +155,26 @@ def thin(samples: Sequence[float]) -> list[float]:
     return [quantile(samples, index / steps) for index in range(MAX_SAMPLES)]
 
 
+def percentile(rounds: Sequence[Sequence[float]], q: float) -> float:
+    """Of all rounds together, each with the same weight however many samples it has."""
+    weighted = sorted(
+        (value, 1 / len(samples)) for samples in rounds for value in samples
+    )
+    left = q * len(rounds)
+    for value, weight in weighted:
+        left -= weight
+        if left <= 1e-9:
+            return value
+    return weighted[-1][0]
+
+
 def summary(rounds: Sequence[Measured]) -> dict[str, Any]:
     medians = [statistics.median(found["samples"]) for found in rounds]
-    samples = [value for found in rounds for value in found["samples"]]
     names = dict.fromkeys(name for found in rounds for name in found.get("extra", {}))
     return {
         "median": statistics.median(medians),
-        "p99": quantile(samples, 0.99),
-        "max": max(samples),
+        "p99": percentile([found["samples"] for found in rounds], 0.99),
+        "max": max(max(found["samples"]) for found in rounds),
         "n": sum(found.get("n", len(found["samples"])) for found in rounds),
         "rounds": medians,
         "extra": {
@@ -170,6 +196,12 @@ def new_process(
 ) -> Any:
     """``function(*args)`` of a suite in a fresh interpreter."""
     return fresh(RUN, suite, function, *args, environ=environ)
+
+
+def reason(error: BaseException) -> str:
+    """An error in a line, without the paths that are in it."""
+    words = f"{type(error).__name__}: {error}".split()
+    return " ".join(word for word in words if "/" not in word)[:200]
 
 
 def preload(library: str) -> dict[str, str]:
