@@ -59,7 +59,8 @@ def lint(fix: bool) -> None:
     for compiler in filter(shutil.which, ("gcc", "clang")):
         build = ROOT / "build" / f"lint-{compiler}"
         if not (build / "build.ninja").exists():
-            arguments = ["-Dtests=true", "-Dslow_asserts=true", "--werror"]
+            arguments = ["-Dtests=true", "-Dbenchmarks=true", "-Dslow_asserts=true"]
+            arguments += ["--werror"]
             run("meson", "setup", *arguments, build, CC=compiler)
         run("meson", "compile", "-C", build)
 

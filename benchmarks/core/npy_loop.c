@@ -58,30 +58,16 @@ loop_zeros(PyObject *module, PyObject *args)
     return run(args, 1);
 }
 
-/* The new part of the block is written at each step, as a reader that fills it would. */
-static PyObject *
-loop_grow(PyObject *module, PyObject *args)
+/* Seconds in realloc alone; the new part of the block is written at each step, as a
+   reader that fills it would. Negative with an exception set. */
+static double
+grow(PyDataMemAllocator *allocator, size_t first, size_t last, size_t steps)
 {
-    Py_ssize_t first, last, steps;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "nnn", &first, &last, &steps)) {
-        return NULL;
-    }
-    PyObject *capsule = PyDataMem_GetHandler();
-    if (capsule == NULL) {
-        return NULL;
-    }
-    PyDataMem_Handler *handler = PyCapsule_GetPointer(capsule, "mem_handler");
-    if (handler == NULL) {
-        Py_DECREF(capsule);
-        return NULL;
-    }
-    PyDataMemAllocator *allocator = &handler->allocator;
-    size_t nbytes = (size_t)first;
+    size_t nbytes = first;
     char *block = allocator->malloc(allocator->ctx, nbytes);
     double seconds = 0.0;
-    for (Py_ssize_t i = 1; block != NULL && i <= steps; i++) {
-        size_t next = (size_t)(first + (last - first) * i / steps);
+    for (size_t i = 1; block != NULL && i <= steps; i++) {
+        size_t next = first + (last - first) * i / steps;
         memset(block, 1, nbytes);
         double start = now();
         char *moved = allocator->realloc(allocator->ctx, block, next);
@@ -101,8 +87,28 @@ loop_grow(PyObject *module, PyObject *args)
     else {
         allocator->free(allocator->ctx, block, nbytes);
     }
+    return PyErr_Occurred() ? -1.0 : seconds;
+}
+
+static PyObject *
+loop_grow(PyObject *module, PyObject *args)
+{
+    Py_ssize_t first, last, steps;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "nnn", &first, &last, &steps)) {
+        return NULL;
+    }
+    PyObject *capsule = PyDataMem_GetHandler();
+    if (capsule == NULL) {
+        return NULL;
+    }
+    PyDataMem_Handler *handler = PyCapsule_GetPointer(capsule, "mem_handler");
+    double seconds = -1.0;
+    if (handler != NULL) {
+        seconds = grow(&handler->allocator, (size_t)first, (size_t)last, (size_t)steps);
+    }
     Py_DECREF(capsule);
-    return PyErr_Occurred() ? NULL : PyFloat_FromDouble(seconds);
+    return seconds < 0 ? NULL : PyFloat_FromDouble(seconds);
 }
 
 static PyMethodDef methods[] = {

@@ -140,25 +140,45 @@ synthesize(void)
 
 /* ---- text ---- */
 
+/* What stands behind the kind, "SIZE", "BLOCK" or "BLOCK SIZE", then perhaps "@STREAM";
+   false if it is none of them. */
+static bool
+read_numbers(const char *text, char kind, uint64_t *value, uint64_t *nbytes,
+             unsigned *stream)
+{
+    int end = 0;
+    if (sscanf(text, "%" SCNu64 "%n", value, &end) != 1) {
+        return false;
+    }
+    text += end;
+    if (kind == '=') {
+        if (sscanf(text, " %" SCNu64 "%n", nbytes, &end) != 1) {
+            return false;
+        }
+        text += end;
+    }
+    if (text[0] == '@') {
+        if (sscanf(text, "@%u%n", stream, &end) != 1) {
+            return false;
+        }
+        text += end;
+    }
+    return text[0] == '\0';
+}
+
 static void
 read_line(struct trace *trace, const char *line, size_t number)
 {
-    uint64_t value = 0, nbytes = 0;
+    uint64_t value = 0, nbytes = 1;
     unsigned stream = 0;
-    char kind = 0, rest = 0;
-    int n;
-    if (line[0] == '=') {
-        n = sscanf(line, "=%" SCNu64 " %" SCNu64 " %c", &value, &nbytes, &rest);
-        n = n == 2 ? 2 : 0;
-        kind = '=';
-    }
-    else {
-        n = sscanf(line, "%c%" SCNu64 "@%u %c", &kind, &value, &stream, &rest);
-        n = (kind == '+' || kind == '-') && n >= 2 && n <= 3 ? n : 0;
+    char kind = line[0];
+    bool is_read = (kind == '+' || kind == '-' || kind == '=') &&
+                   read_numbers(line + 1, kind, &value, &nbytes, &stream);
+    size_t block = kind == '+' ? trace->n_blocks : value;
+    if (kind == '+') {
         nbytes = value;
     }
-    size_t block = kind == '+' ? trace->n_blocks : value;
-    if (n == 0 || stream >= MAX_STREAMS || (kind == '+' && value == 0) ||
+    if (!is_read || stream >= MAX_STREAMS || nbytes == 0 ||
         (kind != '+' && block >= trace->n_blocks)) {
         fail("line %zu of the trace is none: %s", number, line);
     }

@@ -64,7 +64,7 @@ TITLES = {
 }
 LARGEST_TEXT = 16 * MIB  # parsing is slow
 CASES = (*STATEMENTS, "resize", "realloc", "patterns", "c_empty", "c_zeros")
-BUDGET_S, QUICK_BUDGET_S = 0.15, 0.01
+BUDGET_S, QUICK_BUDGET_S = 0.1, 0.01
 
 
 # ---- in the measured process ---------------------------------------------------------
