@@ -71,12 +71,6 @@ def program(build: Path | None) -> Path:
     return build / "benchmarks" / "core" / "nrm_bench"
 
 
-def simulator(build: Path | None) -> Path:
-    """The simulated driver of that build."""
-    build = build or ROOT / "build" / "benchmarks"
-    return build / "src" / "cudasim" / "libnumpy_rmm_cudasim.so"
-
-
 def _run(command: list[str]) -> None:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(

@@ -16,7 +16,7 @@ from typing import Any
 
 import _gpu
 from _bench import GIB, KIB, MIB, interleaved, size
-from _compile import CannotCompile, program, simulator
+from _compile import CannotCompile, program
 from _gpu import OURS, Kernel, Machine, Way
 from _suite import Case, Measured, Settings, Table, new_process, reason, thin
 from suites.core import Parameters, measure
@@ -133,12 +133,8 @@ def growth_table(suite: Suite) -> Table:
         for what in GROWTH:
             rounds = {name: [one[what] for one in found[name]] for name in names}
             plural = "s" if n_cores > 1 else ""
-            add_case(table, f"{what}, {n_cores} core{plural}", rounds)
+            table.cases.append(Case.of(f"{what}, {n_cores} core{plural}", rounds))
     return table
-
-
-def add_case(table: Table, name: str, rounds: dict[str, list[Measured]]) -> None:
-    table.cases.append(Case.of_those_that_worked(name, rounds, table.notes))
 
 
 # ---- in one process ------------------------------------------------------------------
@@ -202,7 +198,7 @@ def pair_table(suite: Suite) -> Table:
     rounds = suite.settings.rounds
     found = new_process(suite.kind, "pairs", suite.names, sizes, rounds, budget_s)
     for nbytes, ways in found.items():
-        add_case(table, size(int(nbytes)), ways)
+        table.cases.append(Case.of(size(int(nbytes)), ways))
     return table
 
 
@@ -244,7 +240,7 @@ def shrink_table(suite: Suite) -> Table:
     found = new_process(
         suite.kind, "shrinking", suite.names, nbytes, n_blocks, suite.settings.rounds
     )
-    add_case(table, f"{n_blocks} × {size(nbytes)}", found)
+    table.cases.append(Case.of(f"{n_blocks} × {size(nbytes)}", found))
     table.notes.append("RMM's pools give nothing back while they live.")
     return table
 
@@ -294,7 +290,7 @@ def growing_table(suite: Suite) -> Table:
     found = new_process(
         suite.kind, "while_growing", suite.names, step, n_steps, suite.settings.rounds
     )
-    add_case(table, "64 KiB", found)
+    table.cases.append(Case.of("64 KiB", found))
     table.notes.append(
         "The interpreter's lock is in these figures: it changes hands every 5 ms where "
         "a way does not release it."
@@ -361,7 +357,7 @@ def multi_stream_table(suite: Suite) -> Table:
     rounds = suite.settings.rounds
     found = new_process("device", "multi_stream", suite.names, 4, 4, rounds)
     for moment, ways in found.items():
-        add_case(table, moment, ways)
+        table.cases.append(Case.of(moment, ways))
     if suite.settings.simulator:
         table.notes.append("The simulated driver runs no kernels: fills instead.")
     return table
@@ -417,7 +413,7 @@ def random_table(suite: Suite) -> Table:
     found = new_process(
         suite.kind, "random_allocations", names, n, largest, suite.settings.rounds
     )
-    add_case(table, f"{n:,} × ≤ {size(largest)}", found)
+    table.cases.append(Case.of(f"{n:,} × ≤ {size(largest)}", found))
     table.notes.append("The script's own part is the same for all of them.")
     return table
 
@@ -430,12 +426,13 @@ class CSuite:
 
     def __init__(self, suite: Suite, ways: dict[str, tuple[str, Parameters]]) -> None:
         self.suite = suite
-        self.program = program(suite.settings.build)
+        self.program = suite.settings.program or program(suite.settings.build)
         self.environ = {}
         self.ways = ways
         if suite.settings.simulator:
-            library = str(simulator(suite.settings.build))
-            self.environ = {"NUMPY_RMM_CUDA_LIBRARY": library}
+            from numpy_rmm.testing import _find_simulator
+
+            self.environ = {"NUMPY_RMM_CUDA_LIBRARY": str(_find_simulator())}
             if "cuMemAllocAsync" in self.ways:
                 self.ways = {**ways}
                 del self.ways["cuMemAllocAsync"]

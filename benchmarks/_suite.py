@@ -39,6 +39,7 @@ class Settings:
     versions: dict[str, str] = field(default_factory=dict)
     simulator: bool = False
     build: Path | None = None
+    program: Path | None = None  # nrm_bench, built elsewhere
     trace: Path | None = None
 
     def wants(self, case: str) -> bool:
@@ -52,23 +53,19 @@ class Case:
     name: str
     ways: dict[str, dict[str, Any]]
 
-    @classmethod
-    def of(cls, name: str, rounds: Mapping[str, Sequence[Measured]]) -> Case:
-        return cls(name, {way: summary(found) for way, found in rounds.items()})
+    failed: dict[str, str] = field(default_factory=dict)  # way: its first error
 
     @classmethod
-    def of_those_that_worked(
-        cls, name: str, rounds: Mapping[str, Sequence[Measured]], notes: list[str]
-    ) -> Case:
-        """The others are named in the notes, with their first error."""
-        worked = {}
+    def of(cls, name: str, rounds: Mapping[str, Sequence[Measured]]) -> Case:
+        """A way with an error in any round has no figures, and is named."""
+        case = cls(name, {})
         for way, found in rounds.items():
             errors = [one["error"] for one in found if "error" in one]
             if errors:
-                notes.append(f"{way} failed at {name}: {errors[0]}")
+                case.failed[way] = errors[0]
             else:
-                worked[way] = found
-        return cls.of(name, worked)
+                case.ways[way] = summary(found)
+        return case
 
     def ratio(self, way: str, baseline: str) -> float | None:
         if way not in self.ways or baseline not in self.ways:
@@ -104,6 +101,8 @@ class Table:
         columns += [*(f"× {name}" for name in self.bases()), *map(words, extras)]
         report = Report(self.title, columns, notes=list(self.notes))
         for case in self.cases:
+            for way, why in case.failed.items():
+                report.notes.append(f"{case.name}: {way} failed: {why}")
             for way, found in case.ways.items():
                 ratios = [case.ratio(way, base) for base in self.bases()]
                 figures = [found["extra"].get(name) for name in extras]
@@ -123,6 +122,7 @@ class Table:
                 {
                     "name": case.name,
                     "ways": case.ways,
+                    "failed": case.failed,
                     "ratios": {
                         base: {way: case.ratio(way, base) for way in case.ways}
                         for base in self.bases()

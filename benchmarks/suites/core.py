@@ -48,7 +48,7 @@ def measure(
     parameters: Parameters,
     environ: Mapping[str, str] | None = None,
 ) -> Measured:
-    """One process of the C program."""
+    """One process of the C program; if it fails, why."""
     words = [f"{key}={value}" for key, value in parameters.items()]
     done = subprocess.run(
         [str(nrm_bench), workload, allocator, *words],
@@ -59,7 +59,7 @@ def measure(
     )
     if done.returncode != 0 or not done.stdout:
         error = done.stderr.strip() or f"ended with {done.returncode}"
-        raise SystemExit(f"nrm_bench {workload} {allocator} {' '.join(words)}: {error}")
+        return {"error": error.removeprefix("nrm_bench: ")}
     return json.loads(done.stdout)
 
 
@@ -68,7 +68,7 @@ class Suite:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.program = program(settings.build)
+        self.program = settings.program or program(settings.build)
         self.quick = settings.quick
 
     def pick(self, quick: int, full: int) -> int:
@@ -168,10 +168,12 @@ def threads_name(n: int) -> str:
 
 def with_scaling(table: Table) -> Table:
     """Times faster than one thread, beside each way's figures."""
-    for way in table.cases[0].ways:
-        one = table.cases[0].ways[way]["median"]
-        for case in table.cases:
-            case.ways[way]["extra"]["times_one_thread"] = one / case.ways[way]["median"]
+    alone = table.cases[0].ways
+    for case in table.cases:
+        for way, found in case.ways.items():
+            if way in alone:
+                ratio = alone[way]["median"] / found["median"]
+                found["extra"]["times_one_thread"] = ratio
     return table
 
 
