@@ -105,7 +105,7 @@ class Table:
                 report.notes.append(f"{case.name}: {way} failed: {why}")
             for way, found in case.ways.items():
                 ratios = [case.ratio(way, base) for base in self.bases()]
-                figures = [found["extra"].get(name) for name in extras]
+                figures = [number(found["extra"].get(name)) for name in extras]
                 report.rows.append(
                     [case.name, way, found["median"], found["p99"], *ratios, *figures]
                 )
@@ -131,6 +131,11 @@ class Table:
                 for case in self.cases
             ],
         }
+
+
+def number(value: float | None) -> float | None:
+    """A count is shown as other figures are."""
+    return None if value is None else float(value)
 
 
 def words(name: str) -> str:

@@ -119,7 +119,7 @@ run_churn(struct allocator *a)
 struct random_run {
     struct block *blocks;
     size_t n_live, n_made, n_failed;
-    uint64_t live_nbytes;
+    uint64_t live_nbytes, peak_nbytes;
 };
 
 /* One of the 2 n steps: 73 % allocate while fewer than n were made and the bytes stay
@@ -141,6 +141,9 @@ random_step(struct allocator *a, struct random_run *run, uint64_t *random, size_
         run->blocks[run->n_live++] = (struct block){ptr, nbytes};
         run->n_made++;
         run->live_nbytes += nbytes;
+        if (run->live_nbytes > run->peak_nbytes) {
+            run->peak_nbytes = run->live_nbytes;
+        }
     }
     else if (run->n_live > 0) {
         size_t i = random_between(random, 0, n - 1) % run->n_live;
@@ -168,7 +171,7 @@ run_random(struct allocator *a)
         sample((double)(now_ns() - start) / 1e6);
         allocator_usage(a, &reserved, &parked);
         extra("failed", (double)run.n_failed);
-        extra("live_bytes", (double)run.live_nbytes);
+        extra("peak_live_bytes", (double)run.peak_nbytes);
         extra("reserved_bytes", (double)reserved);
         deallocate_all(a, blocks, run.n_live);
     }
