@@ -43,7 +43,7 @@ def lint(fix: bool) -> None:
     """Check formats, types, stubs, and that both compilers have nothing to say."""
     sources = [
         path
-        for folder in ("src", "tests")
+        for folder in ("src", "tests", "benchmarks")
         for pattern in ("*.c", "*.h")
         for path in sorted((ROOT / folder).rglob(pattern))
     ]
@@ -59,7 +59,8 @@ def lint(fix: bool) -> None:
     for compiler in filter(shutil.which, ("gcc", "clang")):
         build = ROOT / "build" / f"lint-{compiler}"
         if not (build / "build.ninja").exists():
-            arguments = ["-Dtests=true", "-Dslow_asserts=true", "--werror"]
+            arguments = ["-Dtests=true", "-Dbenchmarks=true", "-Dslow_asserts=true"]
+            arguments += ["--werror"]
             run("meson", "setup", *arguments, build, CC=compiler)
         run("meson", "compile", "-C", build)
 
@@ -93,13 +94,14 @@ def numpy_suite(arguments: tuple[str, ...]) -> None:
 @click.argument("names", nargs=-1)
 @click.option("--json", "folder", type=click.Path(), help="Folder for the figures.")
 def bench(names: tuple[str, ...], folder: str | None) -> None:
-    """Run the benchmarks NAMES, or all that can run here."""
-    found = sorted(path.stem for path in (ROOT / "benchmarks").glob("[!_]*.py"))
-    for name in names or [name for name in found if name not in ("picture", "copies")]:
+    """Run the benchmarks NAMES, scripts and suites, or all that need no GPU."""
+    suites = ("numpy", "core", "pinned", "device")
+    for name in names or ("arithmetic", "first_fill", "import_time", "numpy", "core"):
+        words = ["run.py", name] if name in suites else [f"{name}.py"]
         arguments = (
             ["--json", Path(folder).resolve() / f"{name}.json"] if folder else []
         )
-        python(f"benchmarks/{name}.py", *arguments)
+        python(f"benchmarks/{words[0]}", *words[1:], *arguments)
 
 
 @click.command()

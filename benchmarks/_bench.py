@@ -21,9 +21,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+Result = TypeVar("Result")
 
 
 @dataclass
@@ -88,12 +89,12 @@ def seconds(function: Callable[[], Any]) -> float:
 
 
 def interleaved(
-    ways: Mapping[str, Callable[[], float]], repeats: int
-) -> dict[str, list[float]]:
+    ways: Mapping[str, Callable[[], Result]], repeats: int
+) -> dict[str, list[Result]]:
     """Each way's results; the ways take turns, and every round starts with another
     one."""
     names = list(ways)
-    results: dict[str, list[float]] = {name: [] for name in names}
+    results: dict[str, list[Result]] = {name: [] for name in names}
     for number in range(repeats):
         start = number % len(names)
         for name in names[start:] + names[:start]:
@@ -105,7 +106,9 @@ def medians(results: Mapping[str, Sequence[float]]) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in results.items()}
 
 
-def fresh(script: str, *args: object) -> Any:
+def fresh(
+    script: str | Path, *args: object, environ: Mapping[str, str] | None = None
+) -> Any:
     """Runs this benchmark's ``worker(*args)`` in a new interpreter; its result by JSON.
 
     glibc raises its mmap threshold after the first large free, so that a process of one
@@ -113,7 +116,10 @@ def fresh(script: str, *args: object) -> Any:
     own.
     """
     command = [sys.executable, script, "--worker", json.dumps(args)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    env = {**os.environ, **(environ or {})}
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, check=False, env=env
+    )
     if done.returncode != 0:
         raise SystemExit(f"{Path(script).name} {args} ended with {done.returncode}")
     return json.loads(done.stdout.splitlines()[-1])
@@ -189,11 +195,24 @@ def _gpu() -> str:
     for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
         found = re.search(r"^Model:\s*(.+)$", _read(str(path)), re.MULTILINE)
         models += [found[1].strip()] if found else []
-    return ", ".join(sorted(set(models)))
+    return ", ".join(sorted(set(models))) or _nvidia_smi("name")
 
 
 def _driver() -> str:
     found = re.search(
         r"Kernel Module.*?\s(\d+\.\d[\d.]*)", _read("/proc/driver/nvidia/version")
     )
-    return found[1] if found else ""
+    return found[1] if found else _nvidia_smi("driver_version")
+
+
+def _nvidia_smi(field: str) -> str:
+    """Where the driver's files cannot be read, as in some containers."""
+    command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=30
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    lines = done.stdout.splitlines() if done.returncode == 0 else []
+    return ", ".join(sorted({line.strip() for line in lines}))

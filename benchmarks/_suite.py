@@ -1,0 +1,263 @@
+"""What the suites share: cases with several ways to do one thing, and their results.
+
+A case is a row of a table: the same work done in several ways, in turns. A way's
+result is put together from what its rounds measured: the median of the rounds' medians,
+and the 99th percentile of all samples, where each round counts the same. Ratios are
+between the medians of one case, so they never mix two runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from _bench import Report, fresh, interleaved, machine
+
+RUN = Path(__file__).with_name("run.py")
+MAX_SAMPLES = 500
+
+Measured = dict[str, Any]  # {"samples": [...], "extra": {...}} of a round
+
+
+@dataclass
+class Settings:
+    """What the command line says."""
+
+    quick: bool = False
+    rounds: int = 7
+    sizes: list[int] = field(default_factory=list)  # empty: the suite's own
+    cases: list[str] = field(default_factory=list)  # empty: all
+    handlers: list[str] = field(default_factory=lambda: ["host"])
+    peers: dict[str, str] = field(default_factory=dict)  # name: library, or ""
+    absent: dict[str, str] = field(default_factory=dict)  # name: why, and how to get it
+    versions: dict[str, str] = field(default_factory=dict)
+    simulator: bool = False
+    build: Path | None = None
+    program: Path | None = None  # nrm_bench, built elsewhere
+    trace: Path | None = None
+
+    def wants(self, case: str) -> bool:
+        return not self.cases or case in self.cases
+
+
+@dataclass
+class Case:
+    """One row: what each way measured."""
+
+    name: str
+    ways: dict[str, dict[str, Any]]
+
+    failed: dict[str, str] = field(default_factory=dict)  # way: its first error
+
+    @classmethod
+    def of(cls, name: str, rounds: Mapping[str, Sequence[Measured]]) -> Case:
+        """A way with an error in any round has no figures, and is named."""
+        case = cls(name, {})
+        for way, found in rounds.items():
+            errors = [one["error"] for one in found if "error" in one]
+            if errors:
+                case.failed[way] = errors[0]
+            else:
+                case.ways[way] = summary(found)
+        return case
+
+    def ratio(self, way: str, baseline: str) -> float | None:
+        if way not in self.ways or baseline not in self.ways:
+            return None
+        below = self.ways[baseline]["median"]
+        return self.ways[way]["median"] / below if below > 0 else None
+
+
+@dataclass
+class Table:
+    """Cases of one kind, in one unit; less is better."""
+
+    title: str
+    unit: str
+    baseline: str
+    cases: list[Case] = field(default_factory=list)
+    limit: str = ""  # a way that cannot be beaten
+    notes: list[str] = field(default_factory=list)
+
+    def bases(self) -> list[str]:
+        return [name for name in (self.baseline, self.limit) if name]
+
+    def report(self) -> Report:
+        extras = list(
+            dict.fromkeys(
+                name
+                for case in self.cases
+                for found in case.ways.values()
+                for name in found["extra"]
+            )
+        )
+        columns = ["case", "way", f"median {self.unit}", f"p99 {self.unit}"]
+        columns += [*(f"× {name}" for name in self.bases()), *map(words, extras)]
+        report = Report(self.title, columns, notes=list(self.notes))
+        for case in self.cases:
+            for way, why in case.failed.items():
+                report.notes.append(f"{case.name}: {way} failed: {why}")
+            for way, found in case.ways.items():
+                ratios = [case.ratio(way, base) for base in self.bases()]
+                figures = [number(found["extra"].get(name)) for name in extras]
+                report.rows.append(
+                    [case.name, way, found["median"], found["p99"], *ratios, *figures]
+                )
+        return report
+
+    def record(self) -> dict[str, Any]:
+        return {
+            "title": self.title,
+            "unit": self.unit,
+            "baseline": self.baseline,
+            "limit": self.limit,
+            "notes": self.notes,
+            "cases": [
+                {
+                    "name": case.name,
+                    "ways": case.ways,
+                    "failed": case.failed,
+                    "ratios": {
+                        base: {way: case.ratio(way, base) for way in case.ways}
+                        for base in self.bases()
+                    },
+                }
+                for case in self.cases
+            ],
+        }
+
+
+def number(value: float | None) -> float | None:
+    """A count is shown as other figures are."""
+    return None if value is None else float(value)
+
+
+def words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def quantile(values: Sequence[float], q: float) -> float:
+    """Between the two nearest of the sorted values."""
+    ordered = sorted(values)
+    place = q * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
+def thin(samples: Sequence[float]) -> list[float]:
+    """At most 500 values with the same distribution, the smallest and largest among
+    them."""
+    if len(samples) <= MAX_SAMPLES:
+        return list(samples)
+    steps = MAX_SAMPLES - 1
+    return [quantile(samples, index / steps) for index in range(MAX_SAMPLES)]
+
+
+def percentile(rounds: Sequence[Sequence[float]], q: float) -> float:
+    """Of all rounds together, each with the same weight however many samples it has."""
+    weighted = sorted(
+        (value, 1 / len(samples)) for samples in rounds for value in samples
+    )
+    left = q * len(rounds)
+    for value, weight in weighted:
+        left -= weight
+        if left <= 1e-9:
+            return value
+    return weighted[-1][0]
+
+
+def summary(rounds: Sequence[Measured]) -> dict[str, Any]:
+    medians = [statistics.median(found["samples"]) for found in rounds]
+    names = dict.fromkeys(name for found in rounds for name in found.get("extra", {}))
+    return {
+        "median": statistics.median(medians),
+        "p99": percentile([found["samples"] for found in rounds], 0.99),
+        "max": max(max(found["samples"]) for found in rounds),
+        "n": sum(found.get("n", len(found["samples"])) for found in rounds),
+        "rounds": medians,
+        "extra": {
+            name: statistics.median(found["extra"][name] for found in rounds)
+            for name in names
+        },
+    }
+
+
+def in_turns(
+    name: str, ways: Mapping[str, Callable[[], Measured]], rounds: int
+) -> Case:
+    """A case whose ways take turns."""
+    return Case.of(name, interleaved(ways, rounds))
+
+
+def new_process(
+    suite: str, function: str, *args: object, environ: Mapping[str, str] | None = None
+) -> Any:
+    """``function(*args)`` of a suite in a fresh interpreter."""
+    return fresh(RUN, suite, function, *args, environ=environ)
+
+
+def reason(error: BaseException) -> str:
+    """An error in a line, without the paths that are in it."""
+    words = f"{type(error).__name__}: {error}".split()
+    return " ".join(word for word in words if "/" not in word)[:200]
+
+
+def preload(library: str) -> dict[str, str]:
+    return {"LD_PRELOAD": library} if library else {}
+
+
+# ---- what is written -----------------------------------------------------------------
+
+
+def document(suite: str, settings: Settings, tables: Sequence[Table]) -> dict[str, Any]:
+    return {
+        "suite": suite,
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "quick": settings.quick,
+        "simulated": settings.simulator,
+        "rounds": settings.rounds,
+        "peers": {
+            "used": {name: settings.versions.get(name, "") for name in settings.peers},
+            "absent": settings.absent,
+        },
+        "machine": machine(),
+        "tables": [table.record() for table in tables],
+    }
+
+
+def print_all(
+    suite: str, settings: Settings, tables: Sequence[Table], path: Path | None
+) -> None:
+    found = document(suite, settings, tables)
+    for table in tables:
+        if settings.simulator:
+            table.notes.append("On the simulated driver: these are no figures.")
+        print(table.report().text(), end="\n\n")
+    for name, version in found["peers"]["used"].items():
+        print(f"peer {name}: {version or 'present'}")
+    for name, why in settings.absent.items():
+        print(f"peer {name} is absent: {why}")
+    print("; ".join(f"{name} {value}" for name, value in found["machine"].items()))
+    if path is not None:
+        found["tables"] = [table.record() for table in tables]
+        path.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def numbers(text: str) -> list[int]:
+    """``8,64 KiB,1MiB`` in bytes."""
+    units = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+    found = []
+    for word in filter(None, (part.strip() for part in text.split(","))):
+        digits = word.rstrip("bBkKmMgGiI ")
+        unit = word[len(digits) :].strip().lower()
+        if unit not in units or not digits.isdigit():
+            raise argparse.ArgumentTypeError(f"{word!r} is no size")
+        found.append(int(digits) * units[unit])
+    return found

@@ -1,0 +1,178 @@
+/*
+ * The workloads of one thread. Times are of batches, so that the clock is a small part
+ * of them; a sample is the time of one operation in a batch. What is allocated is
+ * touched where it can be, and looked through afterwards: an allocator that gave one
+ * address twice ends the program.
+ */
+#include "bench.h"
+
+#define BATCH 1000
+
+/* Allocates and deallocates blocks of one size. */
+void
+run_pair(struct allocator *a)
+{
+    size_t nbytes = parameter("size", 64), n_samples = parameter("samples", 50);
+    size_t n_pairs = parameter("batch", BATCH);
+    for (size_t i = 0; i < n_samples + 2; i++) {
+        uint64_t start = now_ns();
+        for (size_t j = 0; j < n_pairs; j++) {
+            void *ptr = allocate(a, nbytes, 0);
+            touch(a, ptr);
+            a->deallocate(a, ptr, nbytes, 0);
+        }
+        if (i >= 2) { /* the first ones get the memory */
+            sample((double)(now_ns() - start) / (double)n_pairs);
+        }
+    }
+}
+
+static size_t
+sum(const struct block *blocks, size_t n_blocks)
+{
+    size_t nbytes = 0;
+    for (size_t i = 0; i < n_blocks; i++) {
+        nbytes += blocks[i].nbytes;
+    }
+    return nbytes;
+}
+
+static void
+deallocate_all(struct allocator *a, struct block *blocks, size_t n_blocks)
+{
+    check_disjoint(blocks, n_blocks, 16);
+    for (size_t i = 0; i < n_blocks; i++) {
+        a->deallocate(a, blocks[i].ptr, blocks[i].nbytes, 0);
+    }
+}
+
+/* Replaces one of `n` live blocks of 1 to `max` bytes, chosen at random. The random
+   numbers are made before the clock runs. */
+void
+run_live(struct allocator *a)
+{
+    size_t n = parameter("n", 1000), max = parameter("max", 65536);
+    size_t n_samples = parameter("samples", 50);
+    uint64_t random = parameter("seed", 1) + 1;
+    struct block *blocks = table(n, sizeof *blocks);
+    struct {
+        size_t index, nbytes;
+    } *plan = table(BATCH, sizeof *plan);
+    for (size_t i = 0; i < n; i++) {
+        size_t nbytes = random_between(&random, 1, max);
+        blocks[i] = (struct block){allocate(a, nbytes, 0), nbytes};
+        touch(a, blocks[i].ptr);
+    }
+    for (size_t i = 0; i < n_samples + 5; i++) {
+        for (size_t j = 0; j < BATCH; j++) {
+            plan[j].index = random_between(&random, 0, n - 1);
+            plan[j].nbytes = random_between(&random, 1, max);
+        }
+        uint64_t start = now_ns();
+        for (size_t j = 0; j < BATCH; j++) {
+            struct block *block = &blocks[plan[j].index];
+            a->deallocate(a, block->ptr, block->nbytes, 0);
+            block->nbytes = plan[j].nbytes;
+            block->ptr = allocate(a, block->nbytes, 0);
+            touch(a, block->ptr);
+        }
+        if (i >= 5) {
+            sample((double)(now_ns() - start) / BATCH);
+        }
+    }
+    extra("live_bytes", (double)sum(blocks, n));
+    deallocate_all(a, blocks, n);
+}
+
+/* Makes a group of blocks of `min` to `max` bytes, uniform in the logarithm, and drops
+   it: every second one in order, then the others backwards. */
+void
+run_churn(struct allocator *a)
+{
+    size_t n = parameter("n", 512), n_samples = parameter("samples", 50);
+    size_t min = parameter("min", 16), max = parameter("max", 1 << 20);
+    uint64_t random = parameter("seed", 1) + 1;
+    struct block *blocks = table(n, sizeof *blocks);
+    for (size_t i = 0; i < n_samples + 2; i++) {
+        for (size_t j = 0; j < n; j++) {
+            blocks[j].nbytes = random_log(&random, min, max);
+        }
+        uint64_t start = now_ns();
+        for (size_t j = 0; j < n; j++) {
+            blocks[j].ptr = allocate(a, blocks[j].nbytes, 0);
+            touch(a, blocks[j].ptr);
+        }
+        for (size_t j = 0; j < n; j += 2) {
+            a->deallocate(a, blocks[j].ptr, blocks[j].nbytes, 0);
+        }
+        for (size_t j = n / 2 * 2; j > 0; j -= 2) {
+            a->deallocate(a, blocks[j - 1].ptr, blocks[j - 1].nbytes, 0);
+        }
+        if (i >= 2) {
+            sample((double)(now_ns() - start) / (double)n);
+        }
+    }
+}
+
+/* ---- random_allocations, as RMM's benchmark of that name defines it ---- */
+
+struct random_run {
+    struct block *blocks;
+    size_t n_live, n_made, n_failed;
+    uint64_t live_nbytes, peak_nbytes;
+};
+
+/* One of the 2 n steps: 73 % allocate while fewer than n were made and the bytes stay
+   under the cap, else one of the live blocks, chosen at random, is freed. A request
+   that fails becomes such a free. */
+static void
+random_step(struct allocator *a, struct random_run *run, uint64_t *random, size_t n,
+            size_t max, uint64_t cap)
+{
+    size_t nbytes = random_between(random, 1, max);
+    bool allocates = true;
+    if (run->n_live > 0) {
+        size_t chance = random_between(random, 0, 99);
+        allocates = chance < 73 && run->n_made < n && run->live_nbytes + nbytes < cap;
+    }
+    void *ptr = allocates ? a->allocate(a, nbytes, 0) : NULL;
+    run->n_failed += allocates && ptr == NULL;
+    if (ptr != NULL) {
+        run->blocks[run->n_live++] = (struct block){ptr, nbytes};
+        run->n_made++;
+        run->live_nbytes += nbytes;
+        if (run->live_nbytes > run->peak_nbytes) {
+            run->peak_nbytes = run->live_nbytes;
+        }
+    }
+    else if (run->n_live > 0) {
+        size_t i = random_between(random, 0, n - 1) % run->n_live;
+        struct block block = run->blocks[i];
+        run->blocks[i] = run->blocks[--run->n_live];
+        a->deallocate(a, block.ptr, block.nbytes, 0);
+        run->live_nbytes -= block.nbytes;
+    }
+}
+
+void
+run_random(struct allocator *a)
+{
+    size_t n = parameter("n", 1000), max = parameter("max", 4 << 20);
+    size_t cap = parameter("cap", (size_t)16000 << 20);
+    size_t n_samples = parameter("samples", 3);
+    struct block *blocks = table(n, sizeof *blocks);
+    for (size_t i = 0; i < n_samples; i++) {
+        struct random_run run = {.blocks = blocks};
+        uint64_t random = parameter("seed", 1) + 1;
+        uint64_t reserved, parked, start = now_ns();
+        for (size_t j = 0; j < 2 * n; j++) {
+            random_step(a, &run, &random, n, max, cap);
+        }
+        sample((double)(now_ns() - start) / 1e6);
+        allocator_usage(a, &reserved, &parked);
+        extra("failed", (double)run.n_failed);
+        extra("peak_live_bytes", (double)run.peak_nbytes);
+        extra("reserved_bytes", (double)reserved);
+        deallocate_all(a, blocks, run.n_live);
+    }
+}

@@ -1,0 +1,1 @@
+"""One module a suite: ``CASES``, ``PEERS`` and ``run(settings)``."""
