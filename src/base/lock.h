@@ -13,6 +13,7 @@ enum nrm__rank {
     NRM__RANK_REGISTRY,
     NRM__RANK_CUDA, /* the driver table and the contexts */
     NRM__RANK_POOL, /* a pool; the pool of its upstream is never taken under it */
+    NRM__RANK_ORDER,
     NRM__RANK_EPOCHS,
     NRM__RANK_RETIRED,
     NRM__RANK_SLAB,
