@@ -71,6 +71,14 @@ _CALLS = {
     "cuMemGetInfo": ("cuMemGetInfo_v2", 3020, "ZZ"),
     "cuMemAlloc": ("cuMemAlloc_v2", 3020, "Dz"),
     "cuMemFree": ("cuMemFree_v2", 3020, "Q"),
+    "cuMemAddressReserve": ("cuMemAddressReserve", 10020, "DzzQQ"),
+    "cuMemAddressFree": ("cuMemAddressFree", 10020, "Qz"),
+    "cuMemCreate": ("cuMemCreate", 10020, "DzpQ"),
+    "cuMemRelease": ("cuMemRelease", 10020, "Q"),
+    "cuMemMap": ("cuMemMap", 10020, "QzzQQ"),
+    "cuMemUnmap": ("cuMemUnmap", 10020, "Qz"),
+    "cuMemSetAccess": ("cuMemSetAccess", 10020, "Qzpz"),
+    "cuMemGetAllocationGranularity": ("cuMemGetAllocationGranularity", 10020, "Zpu"),
     "cuMemAllocManaged": ("cuMemAllocManaged", 6000, "Dzu"),
     "cuMemHostAlloc": ("cuMemHostAlloc", 2020, "Pzu"),
     "cuMemFreeHost": ("cuMemFreeHost", 2000, "p"),
@@ -301,7 +309,12 @@ _OUTSTANDING = (
     "events",
     "operations",
     "graphs",
+    "reservations",
+    "physical",
+    "mappings",
 )
+# of them, those that a program has to give back
+_LEAKABLE = (*_OUTSTANDING[:4], *_OUTSTANDING[-3:])
 
 _UNITS = {
     "": 1,
@@ -728,7 +741,7 @@ def assert_no_leaks():
             )
     if machine is not None and _active and _active[-1] is machine:
         for what, (count, nbytes) in machine.outstanding().items():
-            if what in _OUTSTANDING[:4] and count > held[what][0]:
+            if what in _LEAKABLE and count > held[what][0]:
                 leaks.append(
                     f"the driver: {count - held[what][0]} more {what} "
                     f"({nbytes - held[what][1]} bytes)"

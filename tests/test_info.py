@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 
 import numpy as np
+import pytest
 
 import numpy_rmm
+from numpy_rmm import testing
 from numpy_rmm.testing import Driver
 
 
@@ -66,6 +68,19 @@ def test_info_shows_the_device_once_cuda_is_in_use(cuda: Driver) -> None:
     assert device["total_nbytes"] > 0
     assert device["attributes"]["UNIFIED_ADDRESSING"] == 1
     assert "compute_capability_major" in repr(numpy_rmm.info())
+
+
+@pytest.mark.parametrize("supported", [0, 1])
+def test_info_says_whether_device_memory_can_be_mapped(supported: int) -> None:
+    with testing.simulate_cuda() as cuda:
+        cuda.set_attribute("virtual_memory_management_supported", supported)
+        numpy_rmm._core._cuda_initialize()
+        told = numpy_rmm.info()["cuda"]["device 0"]["virtual_memory"]
+    assert told == (
+        "available"
+        if supported
+        else "the device does not support virtual memory management"
+    )
 
 
 def test_the_headers_are_there() -> None:

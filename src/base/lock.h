@@ -14,6 +14,7 @@ enum nrm__rank {
     NRM__RANK_CUDA,   /* the driver table and the contexts */
     NRM__RANK_CACHES, /* the list of the threads' caches, and their slots */
     NRM__RANK_POOL,   /* a pool; the pool of its upstream is never taken under it */
+    NRM__RANK_ORDER,  /* the streams that device memory waits for */
     NRM__RANK_EPOCHS,
     NRM__RANK_RETIRED,
     NRM__RANK_SLAB,

@@ -67,7 +67,7 @@ struct nrm__magazines {
 struct nrm__slot {
     _Atomic(nrm_resource *) mr; /* NULL: free */
     nrm_resource *pool;
-    size_t limit;                   /* requests of more bytes go the long way */
+    size_t limit;          /* requests of more bytes go the long way */
     size_t granule, shift; /* see nrm__cached_nbytes */
 
     const atomic_bool *forbidden;   /* while it is true, all do; or NULL */

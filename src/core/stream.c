@@ -2,23 +2,14 @@
  * Streams: a handle, what keeps it alive, and for the per-thread default stream the
  * thread it belongs to. The constants are immortal.
  */
-#include "nrm/stream.h"
-
-#include <stdatomic.h>
+#include "core/stream.h"
 
 #include "base/error.h"
 #include "base/thread_state.h"
 #include "core/hooks.h"
 #include "core/nodes.h"
+#include "core/order.h"
 #include "cuda/context.h"
-
-struct nrm_stream {
-    atomic_size_t refcount; /* 0: immortal */
-    uintptr_t handle;
-    uint64_t thread; /* of a per-thread default stream; 0: any */
-    void *keepalive; /* owned */
-    void (*drop)(void *keepalive);
-};
 
 static nrm_stream default_stream = {.handle = NRM_STREAM_HANDLE_DEFAULT};
 static nrm_stream legacy_stream = {.handle = NRM_STREAM_HANDLE_LEGACY};
@@ -95,6 +86,24 @@ nrm_stream_synchronize(nrm_stream *stream)
     return status;
 }
 
+/* ---- lives ---- */
+
+static bool
+is_immortal(const nrm_stream *stream)
+{
+    return stream == &default_stream || stream == &legacy_stream;
+}
+
+bool
+nrm__stream_try_retain(nrm_stream *stream)
+{
+    size_t seen = atomic_load_explicit(&stream->refcount, memory_order_relaxed);
+    while (seen != 0 &&
+           !atomic_compare_exchange_weak(&stream->refcount, &seen, seen + 1))
+        ;
+    return seen != 0 || is_immortal(stream);
+}
+
 void
 nrm_stream_retain(nrm_stream *stream)
 {
@@ -114,6 +123,7 @@ nrm_stream_release(nrm_stream *stream)
     if (atomic_fetch_sub_explicit(&stream->refcount, 1, memory_order_acq_rel) != 1) {
         return;
     }
+    nrm__order_retire(stream);
     if (stream->drop != NULL) {
         stream->drop(stream->keepalive);
     }

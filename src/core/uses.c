@@ -148,8 +148,8 @@ set_state(struct slot *slot, enum slot_state state)
     nrm__lock_release(&epochs_lock);
 }
 
-static void
-warn_capture(int device)
+void
+nrm__epoch_warn_capture(int device)
 {
     nrm__warning_post(
         NRM__WARN_CAPTURE,
@@ -179,7 +179,7 @@ record_all(struct slot *slot)
         case NRM__RECORD_IDLE:
             break;
         case NRM__RECORD_INVALIDATED:
-            warn_capture(devices[i]);
+            nrm__epoch_warn_capture(devices[i]);
             return false;
         case NRM__RECORD_CAPTURE:
             return false;

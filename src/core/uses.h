@@ -42,6 +42,9 @@ bool nrm__epoch_wait(uint64_t limit_ns, bool insists);
 /* True when a sticky error was seen: parked memory is then never handed out. */
 bool nrm__epoch_is_lost(void);
 
+/* Says, once, that a record has broken a capture: NRM__RECORD_INVALIDATED. */
+void nrm__epoch_warn_capture(int device);
+
 /* ---- memory that waits to be given back for good ---- */
 
 /* Hands a claimed block to the retired list: owner->ops->release_block runs when its

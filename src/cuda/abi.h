@@ -22,6 +22,7 @@ typedef struct nrm_CUstream_st *nrm_CUstream;
 typedef struct nrm_CUevent_st *nrm_CUevent;
 typedef struct nrm_CUgraph_st *nrm_CUgraph;
 typedef struct nrm_CUarray_st *nrm_CUarray;
+typedef unsigned long long nrm_CUmemGenericAllocationHandle; /* physical memory */
 typedef void (*nrm_CUhostFn)(void *user_data);
 
 _Static_assert(sizeof(void *) == 8, "the CUDA driver exists on 64-bit hosts only");
@@ -153,6 +154,14 @@ _Static_assert(sizeof(void *) == 8, "the CUDA driver exists on 64-bit hosts only
     X(CU_MEMHOSTREGISTER_READ_ONLY, 8)                                                 \
     X(CU_MEM_ATTACH_GLOBAL, 1)                                                         \
     X(CU_MEM_ATTACH_HOST, 2)                                                           \
+    X(CU_MEM_ALLOCATION_TYPE_PINNED, 1)                                                \
+    X(CU_MEM_HANDLE_TYPE_NONE, 0)                                                      \
+    X(CU_MEM_LOCATION_TYPE_DEVICE, 1)                                                  \
+    X(CU_MEM_ACCESS_FLAGS_PROT_NONE, 0)                                                \
+    X(CU_MEM_ACCESS_FLAGS_PROT_READ, 1)                                                \
+    X(CU_MEM_ACCESS_FLAGS_PROT_READWRITE, 3)                                           \
+    X(CU_MEM_ALLOC_GRANULARITY_MINIMUM, 0)                                             \
+    X(CU_MEM_ALLOC_GRANULARITY_RECOMMENDED, 1)                                         \
     X(CU_STREAM_WAIT_VALUE_GEQ, 0)                                                     \
     X(CU_STREAM_WAIT_VALUE_EQ, 1)                                                      \
     X(CU_STREAM_WAIT_VALUE_AND, 2)                                                     \
@@ -203,6 +212,11 @@ typedef unsigned int nrm_CUmemorytype;
 typedef unsigned int nrm_CUstreamCaptureStatus;
 typedef unsigned int nrm_CUstreamCaptureMode;
 typedef unsigned int nrm_CUdriverProcAddressQueryResult;
+typedef unsigned int nrm_CUmemAllocationType;
+typedef unsigned int nrm_CUmemAllocationHandleType;
+typedef unsigned int nrm_CUmemLocationType;
+typedef unsigned int nrm_CUmemAccess_flags;
+typedef unsigned int nrm_CUmemAllocationGranularity_flags;
 
 typedef struct nrm_CUDA_MEMCPY2D {
     size_t srcXInBytes; /* column of the first byte */
@@ -222,6 +236,29 @@ typedef struct nrm_CUDA_MEMCPY2D {
     size_t WidthInBytes;
     size_t Height; /* rows */
 } nrm_CUDA_MEMCPY2D;
+
+typedef struct nrm_CUmemLocation {
+    nrm_CUmemLocationType type;
+    int id; /* an ordinal when the type is DEVICE */
+} nrm_CUmemLocation;
+
+typedef struct nrm_CUmemAllocationProp {
+    nrm_CUmemAllocationType type;
+    nrm_CUmemAllocationHandleType requestedHandleTypes; /* for other processes */
+    nrm_CUmemLocation location;
+    void *win32HandleMetaData;
+    struct {
+        unsigned char compressionType;
+        unsigned char gpuDirectRDMACapable;
+        unsigned short usage;
+        unsigned char reserved[4];
+    } allocFlags;
+} nrm_CUmemAllocationProp;
+
+typedef struct nrm_CUmemAccessDesc {
+    nrm_CUmemLocation location; /* that may touch the memory */
+    nrm_CUmemAccess_flags flags;
+} nrm_CUmemAccessDesc;
 
 /* clang-format off */
 
@@ -289,6 +326,28 @@ typedef struct nrm_CUDA_MEMCPY2D {
       nrm_CUresult, (nrm_CUdeviceptr *ptr, size_t nbytes))                             \
     X(cuMemFree, cuMemFree_v2, 3020, 1,                                                \
       nrm_CUresult, (nrm_CUdeviceptr ptr))                                             \
+    X(cuMemAddressReserve, cuMemAddressReserve, 10020, 0,                              \
+      nrm_CUresult, (nrm_CUdeviceptr *ptr, size_t nbytes, size_t alignment,            \
+                     nrm_CUdeviceptr hint, unsigned long long flags))                  \
+    X(cuMemAddressFree, cuMemAddressFree, 10020, 0,                                    \
+      nrm_CUresult, (nrm_CUdeviceptr ptr, size_t nbytes))                              \
+    X(cuMemCreate, cuMemCreate, 10020, 0,                                              \
+      nrm_CUresult, (nrm_CUmemGenericAllocationHandle *handle, size_t nbytes,          \
+                     const nrm_CUmemAllocationProp *prop, unsigned long long flags))   \
+    X(cuMemRelease, cuMemRelease, 10020, 0,                                            \
+      nrm_CUresult, (nrm_CUmemGenericAllocationHandle handle))                         \
+    X(cuMemMap, cuMemMap, 10020, 0,                                                    \
+      nrm_CUresult, (nrm_CUdeviceptr ptr, size_t nbytes, size_t offset,                \
+                     nrm_CUmemGenericAllocationHandle handle,                          \
+                     unsigned long long flags))                                        \
+    X(cuMemUnmap, cuMemUnmap, 10020, 0,                                                \
+      nrm_CUresult, (nrm_CUdeviceptr ptr, size_t nbytes))                              \
+    X(cuMemSetAccess, cuMemSetAccess, 10020, 0,                                        \
+      nrm_CUresult, (nrm_CUdeviceptr ptr, size_t nbytes,                               \
+                     const nrm_CUmemAccessDesc *access, size_t n_access))              \
+    X(cuMemGetAllocationGranularity, cuMemGetAllocationGranularity, 10020, 0,          \
+      nrm_CUresult, (size_t *granularity, const nrm_CUmemAllocationProp *prop,         \
+                     nrm_CUmemAllocationGranularity_flags option))                     \
     X(cuMemAllocManaged, cuMemAllocManaged, 6000, 1,                                   \
       nrm_CUresult, (nrm_CUdeviceptr *ptr, size_t nbytes, unsigned int flags))         \
     X(cuMemHostAlloc, cuMemHostAlloc, 2020, 1,                                         \

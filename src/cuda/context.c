@@ -156,6 +156,18 @@ nrm__cuda_active_devices(int *out)
     return n;
 }
 
+int
+nrm__cuda_device_of(nrm_CUcontext context)
+{
+    const struct nrm__driver *driver = nrm__cuda_driver();
+    for (int i = 0; driver != NULL && context != NULL && i < driver->n_devices; i++) {
+        if (atomic_load_explicit(&slots[i].context, memory_order_acquire) == context) {
+            return i;
+        }
+    }
+    return -1;
+}
+
 void
 nrm__cuda_contexts_forget(void)
 {

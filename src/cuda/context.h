@@ -57,6 +57,10 @@ uint64_t nrm__cuda_generations(void);
    calls that never block: for look-ups on the way of an allocation. */
 void nrm__cuda_check_generations(void);
 
+/* The device whose primary context this is, as far as it is retained by us; -1: none. A few
+   atomic loads. */
+int nrm__cuda_device_of(nrm_CUcontext context);
+
 /* Devices whose primary context is active now (asked of the driver, never cached):
    ordinals into `out`, at most NRM__MAX_DEVICES. Does not make contexts. */
 int nrm__cuda_active_devices(int *out);

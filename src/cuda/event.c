@@ -16,7 +16,7 @@
 #include "base/lock.h"
 #include "os/fork.h"
 
-enum { MAX_POOLED = 64 };
+enum { MAX_POOLED = NRM__CUDA_EVENTS_POOLED };
 
 struct pool {
     nrm_CUevent events[MAX_POOLED];
@@ -38,8 +38,8 @@ add_fork_hook(void)
 
 /* ---- the pools ---- */
 
-static nrm_CUevent
-take(int device, uint64_t generation)
+nrm_CUevent
+nrm__cuda_event_take(int device, uint64_t generation)
 {
     struct pool *pool = &pools[device];
     nrm_CUevent event = NULL;
@@ -123,7 +123,7 @@ record_event(const struct nrm__cuda_scope *scope, struct nrm__cuda_event *event)
 {
     const struct nrm__driver *driver = scope->driver;
     nrm_CUresult code = NRM_CUDA_SUCCESS;
-    event->handle = take(scope->device, scope->generation);
+    event->handle = nrm__cuda_event_take(scope->device, scope->generation);
     if (event->handle == NULL) {
         code = driver->cuEventCreate(&event->handle, NRM_CU_EVENT_DISABLE_TIMING);
     }

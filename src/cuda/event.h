@@ -1,10 +1,14 @@
 /*
- * Events for context epochs: pooled by context, never timed.
+ * Events for context epochs and stream order: pooled by context, never timed.
  */
 #ifndef NRM_CUDA_EVENT_H
 #define NRM_CUDA_EVENT_H
 
 #include "cuda/context.h"
+
+/* As many events of a context can be waiting to be used again. Who keeps events for long
+   keeps fewer, for those that come back to a full pool are lost. */
+#define NRM__CUDA_EVENTS_POOLED 1024
 
 struct nrm__cuda_event {
     nrm_CUevent handle; /* NULL: the record was a synchronisation, which is done */
@@ -38,6 +42,9 @@ void nrm__cuda_capture_lift(int device);
    NRM_DEVICE_LOST sticky error (recorded). cuEventQuery only, in relaxed capture mode;
    calls that never block beside it when the driver does not know the event any more. */
 nrm_status nrm__cuda_event_query(const struct nrm__cuda_event *event);
+
+/* An event of the pool of a device and one life of its context; NULL: none is left. */
+nrm_CUevent nrm__cuda_event_take(int device, uint64_t generation);
 
 /* Back to the pool of its context; dropped when that was reset. No driver call. */
 void nrm__cuda_event_recycle(struct nrm__cuda_event *event);

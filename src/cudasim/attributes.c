@@ -5,10 +5,10 @@
 #include <string.h>
 
 static int
-visible_ordinal(const struct sim_range *range)
+visible_ordinal(int device)
 {
     int ordinal = 0;
-    while (sim.visible[ordinal] != range->context->ordinal) {
+    while (sim.visible[ordinal] != device) {
         ordinal++;
     }
     return ordinal;
@@ -19,6 +19,13 @@ get_attribute(const struct sim_range *range, nrm_CUpointer_attribute attribute,
               uintptr_t ptr, void *value)
 {
     bool on_host = range->kind == SIM_HOST || range->kind == SIM_REGISTERED;
+    bool names_range = attribute == NRM_CU_POINTER_ATTRIBUTE_RANGE_START_ADDR ||
+                       attribute == NRM_CU_POINTER_ATTRIBUTE_RANGE_SIZE;
+    int device = range->kind == SIM_VIRTUAL ? sim_virtual_device(range, ptr)
+                                            : range->context->ordinal;
+    if (range->kind == SIM_PHYSICAL || (device < 0 && !names_range)) {
+        return NRM_CUDA_ERROR_INVALID_VALUE; /* reserved, and nothing is there */
+    }
     switch (attribute) {
     case NRM_CU_POINTER_ATTRIBUTE_CONTEXT:
         memcpy(value, &range->context, sizeof range->context);
@@ -28,7 +35,7 @@ get_attribute(const struct sim_range *range, nrm_CUpointer_attribute attribute,
                                          : NRM_CU_MEMORYTYPE_DEVICE;
         return NRM_CUDA_SUCCESS;
     case NRM_CU_POINTER_ATTRIBUTE_HOST_POINTER:
-        if (range->kind == SIM_DEVICE) {
+        if (range->kind == SIM_DEVICE || range->kind == SIM_VIRTUAL) {
             return NRM_CUDA_ERROR_INVALID_VALUE;
         }
         memcpy(value, &ptr, sizeof ptr);
@@ -40,7 +47,7 @@ get_attribute(const struct sim_range *range, nrm_CUpointer_attribute attribute,
         *(unsigned int *)value = range->kind == SIM_MANAGED;
         return NRM_CUDA_SUCCESS;
     case NRM_CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
-        *(int *)value = visible_ordinal(range);
+        *(int *)value = visible_ordinal(device);
         return NRM_CUDA_SUCCESS;
     case NRM_CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
         memcpy(value, &range->start, sizeof range->start);

@@ -124,6 +124,9 @@ nrm_cudasim_reset(const struct nrm_cudasim_config *config)
     sim_lock();
     for (int i = 0; i < sim.config.devices; i++) {
         sim_context_end(&sim.devices[i].context);
+    }
+    sim_virtual_forget();
+    for (int i = 0; i < sim.config.devices; i++) {
         sim_device_memory_finish(i);
     }
     sim_handles_each(&sim_graphs, destroy_graph, NULL);
@@ -248,6 +251,8 @@ nrm_cudasim_outstanding(int what, uint64_t *count, uint64_t *nbytes)
         [NRM_CUDASIM_HOST_ALLOCATIONS] = SIM_HOST,
         [NRM_CUDASIM_MANAGED_ALLOCATIONS] = SIM_MANAGED,
         [NRM_CUDASIM_DEVICE_ALLOCATIONS] = SIM_DEVICE,
+        [NRM_CUDASIM_RESERVATIONS] = SIM_VIRTUAL,
+        [NRM_CUDASIM_PHYSICAL] = SIM_PHYSICAL,
     };
     if (what < 0 || what >= NRM_CUDASIM_N_WHATS) {
         return NRM_CUDA_ERROR_INVALID_VALUE;
@@ -264,6 +269,9 @@ nrm_cudasim_outstanding(int what, uint64_t *count, uint64_t *nbytes)
         break;
     case NRM_CUDASIM_GRAPHS:
         *count = sim_graphs.n_live;
+        break;
+    case NRM_CUDASIM_MAPPINGS:
+        sim_virtual_count_mappings(count, nbytes);
         break;
     case NRM_CUDASIM_OPERATIONS:
         *count = sim_queue_pending();

@@ -23,8 +23,10 @@ extent(size_t pitch, size_t width, size_t height)
     return (height - 1) * pitch + width;
 }
 
+/* Nothing but what is mapped, and open to the device that copies, can be named. */
 static nrm_CUresult
-resolve(struct sim_span *span, size_t width, size_t height, enum side side)
+resolve(const struct sim_queue *queue, struct sim_span *span, size_t width,
+        size_t height, enum side side, bool writes)
 {
     size_t nbytes = extent(span->pitch, width, height);
     span->range = sim_range_find(span->address);
@@ -33,7 +35,13 @@ resolve(struct sim_span *span, size_t width, size_t height, enum side side)
                                                  : NRM_CUDA_ERROR_INVALID_VALUE;
     }
     size_t rest = span->range->nbytes - (span->address - span->range->start);
-    return nbytes <= rest ? NRM_CUDA_SUCCESS : NRM_CUDA_ERROR_INVALID_VALUE;
+    span->is_reserved = span->range->kind == SIM_VIRTUAL;
+    if (nbytes > rest || span->range->kind == SIM_PHYSICAL ||
+        (span->is_reserved && !sim_virtual_is_open(span->range, span->address, nbytes,
+                                                   queue->context->ordinal, writes))) {
+        return NRM_CUDA_ERROR_INVALID_VALUE;
+    }
+    return NRM_CUDA_SUCCESS;
 }
 
 /* Takes the pageable source as it is now, rows side by side. */
@@ -110,9 +118,9 @@ copy(struct sim_call *call, struct sim_copy copy, enum side dst, enum side src,
     struct sim_queue *queue;
     nrm_CUresult result = sim_stream_find(call, stream, &queue);
     if (result == NRM_CUDA_SUCCESS && copy.width > 0 && copy.height > 0) {
-        result = resolve(&copy.dst, copy.width, copy.height, dst);
+        result = resolve(queue, &copy.dst, copy.width, copy.height, dst, true);
         if (result == NRM_CUDA_SUCCESS) {
-            result = resolve(&copy.src, copy.width, copy.height, src);
+            result = resolve(queue, &copy.src, copy.width, copy.height, src, false);
         }
         if (result == NRM_CUDA_SUCCESS) {
             result = submit_copy(call, queue, &copy, synchronous);
@@ -236,7 +244,7 @@ fill(struct sim_call *call, uintptr_t dst, unsigned char value, size_t nbytes,
     struct sim_copy area = flat(dst, 0, nbytes);
     nrm_CUresult result = sim_stream_find(call, stream, &queue);
     if (result == NRM_CUDA_SUCCESS && nbytes > 0) {
-        result = resolve(&area.dst, nbytes, 1, DRIVERS);
+        result = resolve(queue, &area.dst, nbytes, 1, DRIVERS, true);
         if (result == NRM_CUDA_SUCCESS) {
             struct sim_op *op = sim_op_create(SIM_OP_FILL, call->id);
             if (op == NULL) {

@@ -86,6 +86,9 @@ enum nrm_cudasim_what {
     NRM_CUDASIM_EVENTS,
     NRM_CUDASIM_OPERATIONS, /* submitted and not done */
     NRM_CUDASIM_GRAPHS,
+    NRM_CUDASIM_RESERVATIONS, /* of addresses */
+    NRM_CUDASIM_PHYSICAL,     /* memory that can be mapped there */
+    NRM_CUDASIM_MAPPINGS,
     NRM_CUDASIM_N_WHATS,
 };
 

@@ -22,9 +22,9 @@ round_up(size_t nbytes, size_t granule)
     return (nbytes + granule - 1) / granule * granule;
 }
 
-static struct sim_range *
-range_create(enum sim_range_kind kind, uintptr_t start, size_t nbytes,
-             unsigned int flags, struct nrm_CUctx_st *context)
+struct sim_range *
+sim_range_create(enum sim_range_kind kind, uintptr_t start, size_t nbytes,
+                 unsigned int flags, struct nrm_CUctx_st *context)
 {
     struct sim_range *range = malloc(sizeof *range);
     if (range != NULL) {
@@ -102,26 +102,42 @@ device_find_gap(const struct sim_device *device, size_t nbytes)
 }
 
 nrm_CUresult
-cuMemAlloc_v2(nrm_CUdeviceptr *ptr, size_t nbytes)
+sim_device_memory_take(struct nrm_CUctx_st *context, enum sim_range_kind kind,
+                       size_t nbytes, struct sim_range **out)
 {
-    SIM_BEGIN(call, cuMemAlloc, SIM_PTR(ptr), nbytes);
-    struct sim_device *device = &sim.devices[call.context->ordinal];
-    if (ptr == NULL || nbytes == 0) {
-        return sim_call_end(&call, NRM_CUDA_ERROR_INVALID_VALUE);
-    }
+    struct sim_device *device = &sim.devices[context->ordinal];
     size_t charged = round_up(nbytes, DEVICE_GRANULE);
     if (charged < nbytes || charged > device->total_nbytes - device->used_nbytes ||
         !device_start(device)) {
-        return sim_call_end(&call, NRM_CUDA_ERROR_OUT_OF_MEMORY);
+        return NRM_CUDA_ERROR_OUT_OF_MEMORY;
     }
     uintptr_t address = device_find_gap(device, charged);
-    if (address == 0 ||
-        range_create(SIM_DEVICE, address, nbytes, 0, call.context) == NULL) {
-        return sim_call_end(&call, NRM_CUDA_ERROR_OUT_OF_MEMORY);
+    struct sim_range *range = NULL;
+    if (address != 0) {
+        range = sim_range_create(kind, address, nbytes, 0, context);
+    }
+    if (range == NULL) {
+        return NRM_CUDA_ERROR_OUT_OF_MEMORY;
     }
     device->used_nbytes += charged;
-    *ptr = address;
-    return sim_call_end(&call, NRM_CUDA_SUCCESS);
+    *out = range;
+    return NRM_CUDA_SUCCESS;
+}
+
+nrm_CUresult
+cuMemAlloc_v2(nrm_CUdeviceptr *ptr, size_t nbytes)
+{
+    SIM_BEGIN(call, cuMemAlloc, SIM_PTR(ptr), nbytes);
+    struct sim_range *range;
+    if (ptr == NULL || nbytes == 0) {
+        return sim_call_end(&call, NRM_CUDA_ERROR_INVALID_VALUE);
+    }
+    nrm_CUresult result =
+        sim_device_memory_take(call.context, SIM_DEVICE, nbytes, &range);
+    if (result == NRM_CUDA_SUCCESS) {
+        *ptr = range->start;
+    }
+    return sim_call_end(&call, result);
 }
 
 nrm_CUresult
@@ -172,7 +188,7 @@ map(enum sim_range_kind kind, size_t nbytes, unsigned int flags,
     if (kind == SIM_MANAGED) {
         madvise(address, mapped, MADV_DONTFORK);
     }
-    if (range_create(kind, (uintptr_t)address, nbytes, flags, context) == NULL) {
+    if (sim_range_create(kind, (uintptr_t)address, nbytes, flags, context) == NULL) {
         munmap(address, mapped);
         return NRM_CUDA_ERROR_OUT_OF_MEMORY;
     }
@@ -249,7 +265,7 @@ cuMemAllocManaged(nrm_CUdeviceptr *ptr, size_t nbytes, unsigned int flags)
 static void
 unmap(struct sim_range *range, bool keeps_addresses)
 {
-    if (range->kind == SIM_DEVICE) {
+    if (range->kind == SIM_DEVICE || range->kind == SIM_PHYSICAL) {
         struct sim_device *device = &sim.devices[range->context->ordinal];
         size_t charged = round_up(range->nbytes, DEVICE_GRANULE);
         device->used_nbytes -= charged;
@@ -287,12 +303,18 @@ sim_range_give_back(struct sim_range *range)
 }
 
 void
+sim_device_memory_give(struct sim_range *range)
+{
+    unmap(range, false);
+}
+
+void
 sim_memory_forget(struct nrm_CUctx_st *context)
 {
     size_t i = 0;
     struct sim_range *range;
     while ((range = sim_range_at(i)) != NULL) {
-        if (range->context == context) {
+        if (range->context == context && range->kind != SIM_PHYSICAL) {
             unmap(range, true);
         }
         else {

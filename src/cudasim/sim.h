@@ -41,9 +41,16 @@ enum sim_call_id {
         SIM_N_CALLS,
 };
 
-/* ---- memory (ranges.c, memory.c, registration.c) --------------------------------- */
+/* ---- memory (ranges.c, memory.c, registration.c, virtual.c) ---------------------- */
 
-enum sim_range_kind { SIM_REGISTERED, SIM_HOST, SIM_MANAGED, SIM_DEVICE };
+enum sim_range_kind {
+    SIM_REGISTERED,
+    SIM_HOST,
+    SIM_MANAGED,
+    SIM_DEVICE,
+    SIM_VIRTUAL,  /* reserved addresses */
+    SIM_PHYSICAL, /* what is mapped there; nobody is told its addresses */
+};
 
 /* Memory that the driver knows, to the byte. */
 struct sim_range {
@@ -51,13 +58,17 @@ struct sim_range {
     size_t nbytes;
     enum sim_range_kind kind;
     unsigned int flags;           /* as given to the call that made it */
-    struct nrm_CUctx_st *context; /* that it belongs to, borrowed */
+    struct nrm_CUctx_st *context; /* that it belongs to, borrowed; NULL: reserved */
     unsigned char *shadow;        /* registered: the bytes as they were; or NULL */
+    struct sim_mapping *mappings; /* reserved: owned, in order of address */
 };
 
 struct sim_range *sim_range_find(uintptr_t address); /* that holds it, or NULL */
 struct sim_range *sim_range_find_overlap(uintptr_t start, size_t nbytes);
-bool sim_range_add(struct sim_range *range);    /* owns; false: out of memory */
+bool sim_range_add(struct sim_range *range); /* owns; false: out of memory */
+struct sim_range *sim_range_create(enum sim_range_kind kind, uintptr_t start,
+                                   size_t nbytes, unsigned int flags,
+                                   struct nrm_CUctx_st *context);
 void sim_range_remove(struct sim_range *range); /* and frees it */
 /* The range of this index, in order of address, or NULL behind the last. */
 struct sim_range *sim_range_at(size_t index);
@@ -68,6 +79,24 @@ nrm_CUresult sim_page_lock(size_t nbytes); /* counts them, up to the limit */
 nrm_CUresult sim_range_give_back(struct sim_range *range); /* waits; frees the range */
 void sim_memory_forget(struct nrm_CUctx_st *context);      /* everything that is its */
 void sim_device_memory_finish(int ordinal);
+/* Bytes of the context's device, of the kind DEVICE or PHYSICAL. */
+nrm_CUresult sim_device_memory_take(struct nrm_CUctx_st *context,
+                                    enum sim_range_kind kind, size_t nbytes,
+                                    struct sim_range **out);
+void sim_device_memory_give(struct sim_range *range); /* waits for nothing */
+
+struct sim_span;
+/* Whether all of it is mapped, and the (physical) device may read or write there. */
+bool sim_virtual_is_open(const struct sim_range *range, uintptr_t start, size_t nbytes,
+                         int device, bool writes);
+/* Where the memory at the address is, -1: nothing is mapped. */
+int sim_virtual_device(const struct sim_range *range, uintptr_t address);
+/* Turns a span of a reservation into the memory behind it, *nbytes to what lies there in
+ * one piece. The memory stays until unuse. NULL: *nbytes are not mapped. */
+struct sim_physical *sim_virtual_use(struct sim_span *span, size_t *nbytes);
+void sim_virtual_unuse(struct sim_physical *physical); /* NULL is fine */
+void sim_virtual_count_mappings(uint64_t *count, uint64_t *nbytes);
+void sim_virtual_forget(void); /* all of it */
 
 /* ---- bytes (transfer.c) ---------------------------------------------------------- */
 
@@ -77,6 +106,7 @@ struct sim_span {
     struct sim_range *range; /* borrowed while work on it is pending; NULL: pageable */
     uintptr_t address;       /* of the first byte */
     size_t pitch;            /* bytes from row to row */
+    bool is_reserved;        /* found by its address when it runs, never by `range` */
 };
 
 struct sim_copy {

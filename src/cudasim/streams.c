@@ -137,6 +137,10 @@ cuStreamWaitValue32_v2(nrm_CUstream stream, nrm_CUdeviceptr address, uint32_t va
     struct sim_range *range = sim_range_find(address);
     if (range == NULL || address % sizeof value != 0 ||
         range->start + range->nbytes - address < sizeof value ||
+        range->kind == SIM_PHYSICAL ||
+        (range->kind == SIM_VIRTUAL &&
+         !sim_virtual_is_open(range, address, sizeof value, queue->context->ordinal,
+                              false)) ||
         flags > NRM_CU_STREAM_WAIT_VALUE_NOR) {
         return sim_call_end(&call, NRM_CUDA_ERROR_INVALID_VALUE);
     }
@@ -144,7 +148,8 @@ cuStreamWaitValue32_v2(nrm_CUstream stream, nrm_CUdeviceptr address, uint32_t va
     if (op == NULL) {
         return sim_call_end(&call, NRM_CUDA_ERROR_OUT_OF_MEMORY);
     }
-    op->copy.src = (struct sim_span){.range = range, .address = address};
+    op->copy.src = (struct sim_span){
+        .range = range, .address = address, .is_reserved = range->kind == SIM_VIRTUAL};
     op->value = value;
     op->condition = flags;
     return sim_call_end(&call, sim_submit(queue, op));

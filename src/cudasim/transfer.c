@@ -107,7 +107,8 @@ sim_bytes_read(void *to, uintptr_t from, size_t nbytes)
 static bool
 is_on_device(const struct sim_span *span)
 {
-    return span->range != NULL && span->range->kind == SIM_DEVICE;
+    return !span->is_reserved && span->range != NULL &&
+           (span->range->kind == SIM_DEVICE || span->range->kind == SIM_PHYSICAL);
 }
 
 static const struct sim_device *
@@ -225,12 +226,51 @@ span_write_locked(struct sim_span span, size_t nbytes, enum sim_call_id call)
     }
 }
 
+/* ---- reserved addresses ---------------------------------------------------------- */
+
+/* What stands in for a side of a copy while its bytes move. */
+struct place {
+    struct sim_span span;
+    struct sim_physical *physical; /* used */
+    bool is_missing;
+};
+
+/* Cuts *nbytes to what lies in one piece of memory. */
+static struct place
+place_find(struct sim_span span, size_t *nbytes, enum sim_call_id call, const char *did)
+{
+    struct place place = {.span = span};
+    if (!span.is_reserved) {
+        return place;
+    }
+    sim_lock();
+    place.physical = sim_virtual_use(&place.span, nbytes);
+    sim_unlock();
+    place.is_missing = place.physical == NULL;
+    if (place.is_missing) {
+        sim_fault("%s %s 0x%zx, which has been unmapped", sim_call_name(call), did,
+                  span.address);
+    }
+    return place;
+}
+
+static void
+place_leave(const struct place *place)
+{
+    if (place->physical != NULL) {
+        sim_lock();
+        sim_virtual_unuse(place->physical);
+        sim_unlock();
+    }
+}
+
 /* ---- operations ------------------------------------------------------------------ */
 
 /* Between a host and a device one system call moves a whole row; what it leaves over,
  * and every other pair, goes through the bounce buffer. */
 static void
-row_copy(struct sim_span dst, struct sim_span src, size_t nbytes, enum sim_call_id call)
+piece_copy(struct sim_span dst, struct sim_span src, size_t nbytes,
+           enum sim_call_id call)
 {
     size_t done = 0;
     if (is_on_device(&dst) && !is_on_device(&src)) {
@@ -252,6 +292,24 @@ row_copy(struct sim_span dst, struct sim_span src, size_t nbytes, enum sim_call_
         dst.address += n;
         src.address += n;
         done += n;
+    }
+}
+
+static void
+row_copy(struct sim_span dst, struct sim_span src, size_t nbytes, enum sim_call_id call)
+{
+    while (nbytes > 0) {
+        size_t n = nbytes;
+        struct place to = place_find(dst, &n, call, "wrote");
+        struct place from = place_find(src, &n, call, "read");
+        if (!to.is_missing && !from.is_missing) {
+            piece_copy(to.span, from.span, n, call);
+        }
+        place_leave(&to);
+        place_leave(&from);
+        dst.address += n;
+        src.address += n;
+        nbytes -= n;
     }
 }
 
@@ -277,13 +335,30 @@ sim_fill_execute(const struct sim_copy *copy, unsigned char value,
     for (size_t done = 0; done < copy->width;) {
         size_t rest = copy->width - done;
         size_t n = rest < BOUNCE_NBYTES ? rest : BOUNCE_NBYTES;
-        pthread_mutex_lock(&scratch.lock);
-        memset(scratch.bounce, value, n);
-        span_write_locked(dst, n, call);
-        pthread_mutex_unlock(&scratch.lock);
+        struct place place = place_find(dst, &n, call, "wrote");
+        if (!place.is_missing) {
+            pthread_mutex_lock(&scratch.lock);
+            memset(scratch.bounce, value, n);
+            span_write_locked(place.span, n, call);
+            pthread_mutex_unlock(&scratch.lock);
+        }
+        place_leave(&place);
         dst.address += n;
         done += n;
     }
+}
+
+static uint32_t
+virtual_word_read(struct sim_span span)
+{
+    uint32_t word = 0;
+    size_t nbytes = sizeof word;
+    struct sim_physical *physical = sim_virtual_use(&span, &nbytes);
+    if (physical != NULL) {
+        word = sim_word_read(&span);
+        sim_virtual_unuse(physical);
+    }
+    return word;
 }
 
 /* A word that the host may be writing: the driver's own memory is read atomically,
@@ -292,6 +367,9 @@ uint32_t
 sim_word_read(const struct sim_span *span)
 {
     uint32_t word = 0;
+    if (span->is_reserved) {
+        return virtual_word_read(*span);
+    }
     if (is_on_device(span)) {
         file_read(device_of(span)->fd, device_offset(span), &word, sizeof word);
     }

@@ -80,10 +80,14 @@ static unsigned
 state_of(const struct nrm__pool_block *block)
 {
     switch (nrm__pool_state_of(block)) {
-    case NRM__POOL_FREE: return FREE;
-    case NRM__POOL_LIVE: return LIVE;
-    case NRM__POOL_PARKED: return PARKED;
-    default: return CLAIMED;
+    case NRM__POOL_FREE:
+        return FREE;
+    case NRM__POOL_LIVE:
+        return LIVE;
+    case NRM__POOL_PARKED:
+        return PARKED;
+    default:
+        return CLAIMED;
     }
 }
 

@@ -466,8 +466,10 @@ static bool
 pool_front(nrm_resource *mr, struct nrm__front *out)
 {
     struct nrm__pool *pool = pool_from(mr);
-    *out = (struct nrm__front){
-        .pool = mr, .limit = NRM__CACHED_MAX, .granule = pool->granule, .shift = pool->shift};
+    *out = (struct nrm__front){.pool = mr,
+                               .limit = NRM__CACHED_MAX,
+                               .granule = pool->granule,
+                               .shift = pool->shift};
     return pool->has_slabs;
 }
 

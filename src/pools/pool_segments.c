@@ -28,10 +28,16 @@ nrm__starts_nbytes(size_t n)
                          nrm__page_size());
 }
 
-/* A segment for one large block has granules of at least a page, and few of them. */
+/* A segment for one large block has granules of at least a page, and few of them; one that
+   starts anywhere, as an upstream of other people's may give it, has small ones, so that
+   every alignment can be had. */
 static unsigned
-shift_for(const struct nrm__pool *pool, size_t nbytes)
+shift_for(const struct nrm__pool *pool, const struct nrm__segment *segment)
 {
+    size_t nbytes = segment->nbytes;
+    if (!nrm__is_aligned((void *)segment->start, pool->granule)) {
+        return (unsigned)__builtin_ctzll(nrm__kind_alignment(pool->base.kind));
+    }
     unsigned shift = (unsigned)__builtin_ctzll(pool->granule);
     if (nbytes > pool->segment_nbytes && (nbytes & (NRM__MAP_PAGE - 1)) == 0) {
         shift = NRM__MAP_PAGE_SHIFT;
@@ -47,7 +53,7 @@ shift_for(const struct nrm__pool *pool, size_t nbytes)
 static nrm_status
 create_starts(struct nrm__pool *pool, struct nrm__segment *segment)
 {
-    unsigned shift = shift_for(pool, segment->nbytes);
+    unsigned shift = shift_for(pool, segment);
     size_t n = segment->nbytes >> shift;
     void *memory;
     if (nrm__map(nrm__starts_nbytes(n), nrm__page_size(), &memory) != 0) {
@@ -102,15 +108,13 @@ add_whole_block(struct nrm__pool *pool, struct nrm__segment *segment)
 static nrm_status
 take_segment(struct nrm__pool *pool, size_t nbytes, size_t alignment)
 {
-    size_t lost = pool->granule > alignment ? pool->granule - alignment : 0;
-    struct nrm__request request = {.nbytes = nbytes + lost, .alignment = alignment};
+    struct nrm__request request = {.nbytes = nbytes, .alignment = alignment};
     nrm_resource *upstream = pool->base.upstream;
     struct nrm__block block;
     struct nrm__segment *segment = NULL;
     NRM_TRY(nrm__allocate(upstream, &request, &block));
-    void *start = (void *)nrm__align_up((uintptr_t)block.ptr, pool->granule);
     size_t usable = nrm__align_down(nbytes, pool->granule);
-    nrm_status status = nrm__segment_create(&pool->base, start, usable, &segment);
+    nrm_status status = nrm__segment_create(&pool->base, block.ptr, usable, &segment);
     if (status != NRM_OK) {
         goto fail_segment;
     }

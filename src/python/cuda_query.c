@@ -8,6 +8,7 @@
 #include "core/exchange.h"
 #include "core/hooks.h"
 #include "cuda/context.h"
+#include "cuda/vmm.h"
 #include "nrm/options.h"
 #include "python/args.h"
 #include "python/errors.h"
@@ -162,11 +163,13 @@ cuda_device(PyObject *Py_UNUSED(module), PyObject *value)
     PyObject *free_nbytes = info.free_nbytes == SIZE_MAX
                                 ? Py_NewRef(Py_None)
                                 : PyLong_FromSize_t(info.free_nbytes);
-    return Py_BuildValue("{s:s,s:s,s:(ii),s:N,s:N,s:N,s:N}", "name", info.name,
+    const char *reason = nrm__vmm_reason((int)device);
+    return Py_BuildValue("{s:s,s:s,s:(ii),s:N,s:N,s:N,s:s,s:N}", "name", info.name,
                          "pci_id", info.pci_id, "capability", info.capability_major,
                          info.capability_minor, "total_nbytes",
                          PyLong_FromSize_t(info.total_nbytes), "free_nbytes",
                          free_nbytes, "active", PyBool_FromLong(info.is_active),
+                         "virtual_memory", reason == NULL ? "available" : reason,
                          "attributes", device_attributes((int)device));
 }
 

@@ -61,20 +61,25 @@ SAME_ENUM(nrm_CUmemorytype, CUmemorytype);
 SAME_ENUM(nrm_CUstreamCaptureStatus, CUstreamCaptureStatus);
 SAME_ENUM(nrm_CUstreamCaptureMode, CUstreamCaptureMode);
 SAME_ENUM(nrm_CUdriverProcAddressQueryResult, CUdriverProcAddressQueryResult);
+SAME_TYPE(nrm_CUmemGenericAllocationHandle, CUmemGenericAllocationHandle);
+SAME_ENUM(nrm_CUmemAllocationType, CUmemAllocationType);
+SAME_ENUM(nrm_CUmemAllocationHandleType, CUmemAllocationHandleType);
+SAME_ENUM(nrm_CUmemLocationType, CUmemLocationType);
+SAME_ENUM(nrm_CUmemAccess_flags, CUmemAccess_flags);
+SAME_ENUM(nrm_CUmemAllocationGranularity_flags, CUmemAllocationGranularity_flags);
 IS_POINTER(CUcontext);
 IS_POINTER(CUstream);
 IS_POINTER(CUevent);
 IS_POINTER(CUgraph);
 IS_POINTER(CUarray);
 
-/* ---- the structure --------------------------------------------------------------- */
+/* ---- the structures -------------------------------------------------------------- */
 
-#define SAME_FIELD(field)                                                              \
-    _Static_assert(offsetof(nrm_CUDA_MEMCPY2D, field) ==                               \
-                           offsetof(CUDA_MEMCPY2D, field) &&                           \
-                       sizeof(((nrm_CUDA_MEMCPY2D *)0)->field) ==                      \
-                           sizeof(((CUDA_MEMCPY2D *)0)->field),                        \
-                   "CUDA_MEMCPY2D." #field)
+#define SAME_FIELD_OF(type, field)                                                     \
+    _Static_assert(offsetof(nrm_##type, field) == offsetof(type, field) &&             \
+                       sizeof(((nrm_##type *)0)->field) == sizeof(((type *)0)->field), \
+                   #type "." #field)
+#define SAME_FIELD(field) SAME_FIELD_OF(CUDA_MEMCPY2D, field)
 
 SAME_SIZE(nrm_CUDA_MEMCPY2D, CUDA_MEMCPY2D);
 SAME_FIELD(srcXInBytes);
@@ -94,6 +99,22 @@ SAME_FIELD(dstPitch);
 SAME_FIELD(WidthInBytes);
 SAME_FIELD(Height);
 
+SAME_SIZE(nrm_CUmemLocation, CUmemLocation);
+SAME_FIELD_OF(CUmemLocation, type);
+SAME_FIELD_OF(CUmemLocation, id);
+SAME_SIZE(nrm_CUmemAllocationProp, CUmemAllocationProp);
+SAME_FIELD_OF(CUmemAllocationProp, type);
+SAME_FIELD_OF(CUmemAllocationProp, requestedHandleTypes);
+SAME_FIELD_OF(CUmemAllocationProp, location);
+SAME_FIELD_OF(CUmemAllocationProp, win32HandleMetaData);
+SAME_FIELD_OF(CUmemAllocationProp, allocFlags);
+SAME_FIELD_OF(CUmemAllocationProp, allocFlags.compressionType);
+SAME_FIELD_OF(CUmemAllocationProp, allocFlags.gpuDirectRDMACapable);
+SAME_FIELD_OF(CUmemAllocationProp, allocFlags.usage);
+SAME_SIZE(nrm_CUmemAccessDesc, CUmemAccessDesc);
+SAME_FIELD_OF(CUmemAccessDesc, location);
+SAME_FIELD_OF(CUmemAccessDesc, flags);
+
 /* ---- prototypes ------------------------------------------------------------------ */
 
 /* The rows of the list are read again with cuda.h's names for the types that have a
@@ -109,6 +130,9 @@ SAME_FIELD(Height);
 #define nrm_CUstreamCaptureMode CUstreamCaptureMode
 #define nrm_CUdriverProcAddressQueryResult CUdriverProcAddressQueryResult
 #define nrm_CUDA_MEMCPY2D CUDA_MEMCPY2D
+#define nrm_CUmemAllocationProp CUmemAllocationProp
+#define nrm_CUmemAccessDesc CUmemAccessDesc
+#define nrm_CUmemAllocationGranularity_flags CUmemAllocationGranularity_flags
 
 #define X(name, symbol, version, required, result, arguments)                          \
     typedef result in_cuda_h_##name arguments;                                         \

@@ -19,6 +19,7 @@ static nrm_CUdeviceptr made;
 static void *made_host;
 static unsigned int value;
 static nrm_CUevent made_event;
+static nrm_CUcontext made_context;
 static unsigned long long id;
 
 BARE(query, cu.cuEventQuery(event))
@@ -31,6 +32,8 @@ BARE(query_stream, cu.cuStreamQuery(stream))
 BARE(synchronize_stream, cu.cuStreamSynchronize(stream))
 BARE(wait_event, cu.cuStreamWaitEvent(stream, event, 0))
 BARE(stream_id, cu.cuStreamGetId(stream, &id))
+BARE(stream_context, cu.cuStreamGetCtx(stream, &made_context))
+BARE(is_capturing, cu.cuStreamIsCapturing(stream, &value))
 BARE(copy, cu.cuMemcpyHtoDAsync(on_device, page_locked, 64, stream))
 BARE(fill, cu.cuMemsetD8Async(on_device, 1, 64, stream))
 BARE(attribute, cu.cuPointerGetAttribute(&value, NRM_CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
@@ -60,6 +63,8 @@ static const struct {
     {"cuStreamSynchronize", synchronize_stream, NRM_CUDA_SUCCESS},
     {"cuStreamWaitEvent", wait_event, NRM_CUDA_SUCCESS},
     {"cuStreamGetId", stream_id, NRM_CUDA_SUCCESS},
+    {"cuStreamGetCtx", stream_context, NRM_CUDA_SUCCESS},
+    {"cuStreamIsCapturing", is_capturing, NRM_CUDA_SUCCESS},
     {"cuMemcpyHtoDAsync", copy, NRM_CUDA_SUCCESS},
     {"cuMemsetD8Async", fill, NRM_CUDA_SUCCESS},
     {"cuPointerGetAttribute", attribute, NRM_CUDA_SUCCESS},

@@ -1,0 +1,425 @@
+/*
+ * Tags: stamping, asking, waiting. order.h says what they mean.
+ *
+ * The order of steps is what makes it safe (each is a fault of the model when it is left
+ * out): the count is taken by adding to it, then the driver is called, then `done` is raised
+ * or the event is kept under the number that was taken. What is freed meanwhile bears the
+ * next number, and the answer says nothing about it.
+ *
+ * The handle of a stream is used only while a reference to the stream is held, and that of
+ * a per-thread stream in its own thread only: others take an event of the whole context.
+ */
+#include "core/order.h"
+
+#include "base/error.h"
+#include "core/hooks.h"
+#include "core/order_slots.h"
+#include "core/stream.h"
+#include "core/uses.h"
+#include "cuda/stream.h"
+
+enum {
+    TAG_DONE = 0,
+    TAG_EPOCH = 1,
+    REAP = 2,           /* retired slots that are looked at when one is added */
+    REAP_RAW_FROM = 64, /* bare handles: only when so many are there */
+};
+
+static struct nrm__order_tag
+epoch_tag(void)
+{
+    return (struct nrm__order_tag){.stream = TAG_EPOCH, .count = nrm__epoch_stamp()};
+}
+
+/* ---- calling the driver about a stream ---- */
+
+/* An event of a whole context; without a handle: there is nothing to wait for. */
+static nrm_status
+record_context(int device, struct nrm__cuda_event *out)
+{
+    *out = (struct nrm__cuda_event){.device = device};
+    switch (nrm__cuda_record(device, out)) {
+    case NRM__RECORDED:
+    case NRM__RECORD_IDLE:
+        return NRM_OK;
+    case NRM__RECORD_LOST:
+        return NRM_DEVICE_LOST;
+    case NRM__RECORD_INVALIDATED:
+        nrm__epoch_warn_capture(device);
+        break;
+    case NRM__RECORD_CAPTURE:
+        break;
+    }
+    return NRM_NOT_FOUND;
+}
+
+/* Records what was submitted to the stream, or for a per-thread stream of another thread
+   to its context: on success everything that was stamped before comes before *out, retained,
+   or is done (NULL). The caller holds the stream, and is detached. */
+static nrm_status
+record(struct nrm__order *order, const nrm_stream *stream,
+       struct nrm__order_event **out)
+{
+    struct nrm__cuda_event event;
+    uint64_t number = atomic_fetch_add(&order->count, 1);
+    *out = NULL;
+    if (nrm__stream_is_here(stream)) {
+        NRM_TRY(nrm__cuda_stream_record(order->device, stream->handle, &event));
+    }
+    else {
+        NRM_TRY(record_context(order->device, &event));
+    }
+    if (event.handle == NULL) {
+        nrm__order_raise(&order->done, number);
+        return NRM_OK;
+    }
+    *out = nrm__order_event_share(&event);
+    if (*out == NULL) {
+        return NRM_NOT_SUPPORTED;
+    }
+    nrm__order_records_add(order, number, *out);
+    return NRM_OK;
+}
+
+/* Looks whether the stream is idle, and records on it when it is not. Detached. */
+static void
+ask_stream(struct nrm__order *order, const nrm_stream *stream)
+{
+    struct nrm__order_event *event = NULL;
+    if (nrm__stream_is_here(stream)) {
+        uint64_t number = atomic_fetch_add(&order->count, 1);
+        if (nrm__cuda_stream_query(order->device, stream->handle) == NRM_OK) {
+            nrm__order_raise(&order->done, number);
+            return;
+        }
+    }
+    (void)record(order, stream, &event);
+    nrm__order_event_release(event);
+}
+
+/* ---- tags ---- */
+
+static struct nrm__order *
+find_order(const nrm_stream *stream, int device)
+{
+    struct nrm__order *order =
+        atomic_load_explicit(&stream->orders, memory_order_acquire);
+    while (order != NULL && order->device != device && nrm__stream_is_special(stream)) {
+        order = order->next;
+    }
+    return order;
+}
+
+/* Two threads may make one each for the same stream: both are right, the first found is
+   used. */
+static struct nrm__order *
+get_order(nrm_stream *stream, int device)
+{
+    struct nrm__order *order = find_order(stream, device);
+    if (order == NULL) {
+        order = nrm__order_take(stream, device);
+        if (order != NULL) {
+            order->next = atomic_load(&stream->orders);
+            while (!atomic_compare_exchange_weak(&stream->orders, &order->next, order))
+                ;
+        }
+    }
+    return order;
+}
+
+static struct nrm__order_tag
+tag_of(const struct nrm__order *order, uint64_t count)
+{
+    return (struct nrm__order_tag){order->index, atomic_load(&order->generation),
+                                   count};
+}
+
+/* The event is recorded now, while the handle is an argument. */
+static struct nrm__order_tag
+stamp_handle(nrm_stream *stream, int device)
+{
+    struct nrm__order_event *event = NULL;
+    struct nrm__order *order = nrm__order_take(NULL, device);
+    if (order == NULL) {
+        return epoch_tag();
+    }
+    struct nrm__order_tag tag = tag_of(order, atomic_load(&order->count));
+    void *token = nrm__detach();
+    nrm_status status = record(order, stream, &event);
+    nrm__attach(token);
+    nrm__order_event_release(event);
+    nrm__order_end(order);
+    if (status != NRM_OK) {
+        nrm__order_raise(&order->done, tag.count); /* nobody has its tag */
+        nrm__order_try_recycle(order);
+        return epoch_tag();
+    }
+    return tag;
+}
+
+static bool
+poll_epoch(uint64_t stamp)
+{
+    if (stamp > nrm__epoch_newest_recorded()) {
+        (void)nrm__epoch_close();
+    }
+    (void)nrm__epoch_poll();
+    return nrm__epoch_is_done(stamp);
+}
+
+/* Looks at the longest retired slots, each once. */
+static void
+reap(uint64_t from)
+{
+    for (int i = 0; i < REAP; i++) {
+        struct nrm__order *order = nrm__order_next_retired(from);
+        if (order == NULL) {
+            return;
+        }
+        uint64_t epoch = atomic_load(&order->epoch);
+        if (epoch != 0) {
+            (void)poll_epoch(epoch);
+        }
+        nrm__order_records_query(order);
+        nrm__order_try_recycle(order);
+    }
+}
+
+struct nrm__order_tag
+nrm__order_stamp(nrm_stream *stream, int device)
+{
+    if (stream == NULL || !nrm__stream_is_here(stream)) {
+        return epoch_tag();
+    }
+    if (!nrm__stream_stays(stream)) {
+        struct nrm__order_tag tag = stamp_handle(stream, device);
+        reap(REAP_RAW_FROM);
+        return tag;
+    }
+    struct nrm__order *order = get_order(stream, device);
+    if (order == NULL || nrm__order_is_stale(order, stream)) {
+        return epoch_tag();
+    }
+    /* The program's submissions come before the read: where submitting and recording do
+       not meet in a lock of the driver, only this fence says so. */
+    atomic_thread_fence(memory_order_seq_cst);
+    return tag_of(order, atomic_load(&order->count));
+}
+
+bool
+nrm__order_is_done(struct nrm__order_tag tag)
+{
+    if (tag.stream < NRM__ORDER_FIRST_SLOT) {
+        return tag.stream == TAG_DONE || nrm__epoch_is_done(tag.count);
+    }
+    const struct nrm__order *order = nrm__order_at(tag.stream);
+    if (atomic_load_explicit(&order->generation, memory_order_acquire) !=
+            tag.generation ||
+        atomic_load_explicit(&order->done, memory_order_acquire) >= tag.count) {
+        return true;
+    }
+    uint64_t epoch = atomic_load_explicit(&order->epoch, memory_order_acquire);
+    return epoch != 0 && nrm__epoch_is_done(epoch);
+}
+
+/* The tag of a slot that the stream has. */
+static bool
+is_of(struct nrm__order_tag tag, const nrm_stream *stream, int device)
+{
+    if (stream == NULL || tag.stream < NRM__ORDER_FIRST_SLOT ||
+        !nrm__stream_is_here(stream)) {
+        return false;
+    }
+    const struct nrm__order *order = find_order(stream, device);
+    return order != NULL && order->index == tag.stream &&
+           atomic_load(&order->generation) == tag.generation;
+}
+
+bool
+nrm__order_is_free(struct nrm__order_tag tag, const nrm_stream *stream, int device)
+{
+    return is_of(tag, stream, device) || nrm__order_is_done(tag);
+}
+
+bool
+nrm__order_merge(struct nrm__order_tag a, struct nrm__order_tag b,
+                 struct nrm__order_tag *out)
+{
+    if (nrm__order_is_done(a)) {
+        *out = nrm__order_is_done(b) ? NRM__ORDER_DONE : b;
+        return true;
+    }
+    if (nrm__order_is_done(b)) {
+        *out = a;
+        return true;
+    }
+    if (a.stream != b.stream || a.generation != b.generation) {
+        return false;
+    }
+    *out = a.count > b.count ? a : b;
+    return true;
+}
+
+/* ---- asking and waiting ---- */
+
+static void
+poll_slot(struct nrm__order *order, struct nrm__order_tag tag)
+{
+    struct nrm__order_record covering;
+    nrm__order_records_query(order);
+    if (nrm__order_is_done(tag)) {
+        return;
+    }
+    if (nrm__order_records_find(order, tag.count, &covering)) {
+        nrm__order_event_release(covering.event); /* recorded, and not done */
+        return;
+    }
+    nrm_stream *stream = nrm__order_hold_stream(order, tag.generation);
+    if (stream == NULL) {
+        uint64_t epoch = nrm__order_set_epoch(order, tag.generation);
+        if (epoch != 0) {
+            (void)poll_epoch(epoch);
+        }
+        return;
+    }
+    void *token = nrm__detach();
+    ask_stream(order, stream);
+    nrm__attach(token);
+    nrm_stream_release(stream);
+}
+
+bool
+nrm__order_poll(struct nrm__order_tag tag)
+{
+    if (nrm__order_is_done(tag) || nrm__is_exiting()) {
+        return nrm__order_is_done(tag);
+    }
+    if (tag.stream == TAG_EPOCH) {
+        return poll_epoch(tag.count);
+    }
+    struct nrm__order *order = nrm__order_at(tag.stream);
+    poll_slot(order, tag);
+    bool is_done = nrm__order_is_done(tag);
+    nrm__order_try_recycle(order);
+    return is_done;
+}
+
+/* Behind everything that was submitted to any context. Detached. */
+static nrm_status
+wait_for_contexts(const nrm_stream *stream, int device)
+{
+    int devices[NRM__MAX_DEVICES];
+    int n_devices = nrm__cuda_active_devices(devices);
+    for (int i = 0; i < n_devices; i++) {
+        struct nrm__cuda_event event;
+        NRM_TRY(record_context(devices[i], &event));
+        nrm_status status = nrm__cuda_stream_wait(device, stream->handle, &event);
+        nrm__cuda_event_recycle(&event);
+        NRM_TRY(status);
+    }
+    return NRM_OK;
+}
+
+/* An event that covers the tag, retained: one that is there, or a new one. NULL: it is
+   done. NRM_NOT_SUPPORTED: there is none to be had. Detached. */
+static nrm_status
+get_event(struct nrm__order *order, struct nrm__order_tag tag,
+          struct nrm__order_event **out)
+{
+    struct nrm__order_record found;
+    *out = NULL;
+    if (nrm__order_records_find(order, tag.count, &found)) {
+        *out = found.event;
+        return NRM_OK;
+    }
+    nrm_stream *stream = nrm__order_hold_stream(order, tag.generation);
+    if (stream == NULL) {
+        return nrm__order_is_done(tag) ? NRM_OK : NRM_NOT_SUPPORTED;
+    }
+    nrm_status status = record(order, stream, out);
+    nrm_stream_release(stream);
+    return status;
+}
+
+/* A stream that is being captured makes no event, and nor can its context. Detached. */
+static nrm_status
+wait_for(struct nrm__order_tag tag, const nrm_stream *stream, int device)
+{
+    struct nrm__order_event *event = NULL;
+    nrm_status status = NRM_NOT_SUPPORTED;
+    if (nrm__cuda_stream_is_capturing(device, stream->handle)) {
+        return NRM_NOT_FOUND;
+    }
+    if (tag.stream != TAG_EPOCH) {
+        status = get_event(nrm__order_at(tag.stream), tag, &event);
+    }
+    if (status == NRM_NOT_SUPPORTED) {
+        return wait_for_contexts(stream, device);
+    }
+    if (status == NRM_OK && event != NULL) {
+        status = nrm__cuda_stream_wait(device, stream->handle, &event->event);
+        nrm__order_event_release(event);
+    }
+    return status;
+}
+
+nrm_status
+nrm__order_adopt(struct nrm__order_tag tag, nrm_stream *stream, int device)
+{
+    if (nrm__order_is_free(tag, stream, device)) {
+        return NRM_OK;
+    }
+    if (stream == NULL || !nrm__stream_is_here(stream)) {
+        return nrm__error(
+            NRM_INVALID_VALUE,
+            stream == NULL ? "the host cannot be made to wait for a stream"
+                           : "the stream is the per-thread default stream of another "
+                             "thread");
+    }
+    void *token = nrm__detach();
+    nrm_status status = wait_for(tag, stream, device);
+    nrm__attach(token);
+    struct nrm__order *order = find_order(stream, device);
+    if (status == NRM_OK && order != NULL) {
+        atomic_fetch_add(&order->count, 1); /* a record before the wait says nothing */
+    }
+    return status;
+}
+
+/* ---- the end of a stream ---- */
+
+static void
+retire(struct nrm__order *order, const nrm_stream *stream)
+{
+    struct nrm__order_event *event = NULL;
+    nrm__order_forget_stream(order);
+    if (!nrm__stream_is_here(stream) || nrm__order_is_stale(order, stream) ||
+        record(order, stream, &event) != NRM_OK) {
+        atomic_store(&order->epoch, nrm__epoch_stamp());
+    }
+    nrm__order_event_release(event);
+    nrm__order_end(order);
+}
+
+void
+nrm__order_retire(nrm_stream *stream)
+{
+    struct nrm__order *order = atomic_load(&stream->orders);
+    if (order == NULL) {
+        return;
+    }
+    if (nrm__is_exiting()) {
+        for (; order != NULL; order = order->next) {
+            nrm__order_forget_stream(order);
+        }
+        return;
+    }
+    void *token = nrm__detach();
+    while (order != NULL) {
+        struct nrm__order *next = order->next; /* read before somebody may reuse it */
+        retire(order, stream);
+        order = next;
+    }
+    reap(0);
+    nrm__attach(token);
+}

@@ -1,0 +1,84 @@
+/*
+ * Stream order: when device memory that was freed on one stream may be used again, and by
+ * whom.
+ *
+ * A freed block carries a tag {stream, count}. The stream itself may use the block again at
+ * once, since its work runs in order. Everybody else may when the tag is done, or on a
+ * stream that was made to wait behind it. Each stream keeps three numbers: the count that a
+ * free is stamped with, the latest that is recorded in an event, and the latest that is
+ * known to be done. Whoever asks the driver about a stream takes the count first and leaves
+ * the next one behind, so that what is freed meanwhile is not covered by the answer.
+ *
+ * A tag is a value. It holds no reference and stays true for ever: a stream that dies
+ * leaves a last event, and its number is not used again before that is done.
+ *
+ * Work that no stream of ours stands for is ordered by the context epochs (core/uses.h):
+ * frees by the host, on the per-thread stream of another thread, and wherever an event
+ * cannot be had.
+ */
+#ifndef NRM_CORE_ORDER_H
+#define NRM_CORE_ORDER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "nrm/status.h"
+#include "nrm/stream.h"
+
+struct nrm__order_tag {
+    uint32_t stream;     /* 0: done; 1: `count` is an epoch's stamp; else a slot */
+    uint32_t generation; /* of the slot: another one now means done */
+    uint64_t count;
+};
+
+#define NRM__ORDER_DONE ((struct nrm__order_tag){0, 0, 0})
+
+/*
+ * The tag of a block that is freed on `stream` now; NULL: by the host. `device` is that of
+ * the memory: handles 0, 1 and 2 mean a stream of its context. Makes no driver call for
+ * streams that are kept alive (nrm__stream_stays), and may be called under a pool's lock
+ * then; the fence in it costs more than the rest, so stamp once for blocks that are given
+ * back together. For a bare handle an event is recorded here, while the caller still vouches
+ * for it (detached, no lock held), and never later. Cannot fail.
+ */
+struct nrm__order_tag nrm__order_stamp(nrm_stream *stream, int device);
+
+/* A few atomic loads. */
+bool nrm__order_is_done(struct nrm__order_tag tag);
+
+/* Whether the block may be handed to `stream` (NULL: the host) without a wait: it was freed
+   on it, or is done. A few atomic loads. */
+bool nrm__order_is_free(struct nrm__order_tag tag, const nrm_stream *stream,
+                        int device);
+
+/* Asks the driver; true: done. What nobody has recorded yet is recorded, so that a stream
+   which is never idle gives its blocks back too. Never waits. No lock held. */
+bool nrm__order_poll(struct nrm__order_tag tag);
+
+/*
+ * Makes the work that is submitted to `stream` from now on come after the tag: afterwards
+ * the block may be handed to it, and what is left of the block is stamped anew with
+ * nrm__order_stamp. Records if needed. NRM_NOT_FOUND (not recorded): it cannot be ordered
+ * now (a capture, too many events): take another block. NRM_INVALID_VALUE: the host, which
+ * waits for nothing, or the per-thread stream of another thread. No lock held.
+ */
+NRM_NODISCARD nrm_status nrm__order_adopt(struct nrm__order_tag tag, nrm_stream *stream,
+                                          int device);
+
+/* The tag of two neighbours as one block; false: they must stay two. */
+bool nrm__order_merge(struct nrm__order_tag a, struct nrm__order_tag b,
+                      struct nrm__order_tag *out);
+
+/* For core/stream.c: the stream's last reference is gone and its handle still good. Records,
+   so a reference to a stream that blocks were freed on is dropped with no lock held. */
+void nrm__order_retire(nrm_stream *stream);
+
+struct nrm__order_counts {
+    uint64_t slots;   /* made so far */
+    uint64_t in_use;  /* by a stream that lives */
+    uint64_t retired; /* whose last event is not known to be done */
+    uint64_t events;  /* kept */
+};
+void nrm__order_counts(struct nrm__order_counts *out);
+
+#endif

@@ -1,0 +1,105 @@
+/*
+ * What stands behind the tags of core/order.h: a slot for each stream on each device, or
+ * for one event on a bare handle, with its counts and the events that were recorded.
+ *
+ * For core/order.c alone. Nothing here calls the driver but nrm__order_records_query, and
+ * the lock is held by nobody who does.
+ */
+#ifndef NRM_CORE_ORDER_SLOTS_H
+#define NRM_CORE_ORDER_SLOTS_H
+
+#include <stdatomic.h>
+
+#include "base/list.h"
+#include "cuda/event.h"
+#include "nrm/stream.h"
+
+enum {
+    NRM__ORDER_FIRST_SLOT = 2,  /* smaller numbers in a tag name no slot */
+    NRM__ORDER_MAX_RECORDS = 8, /* events that a slot keeps */
+};
+
+struct nrm__order_event {
+    atomic_uint refs;
+    struct nrm__cuda_event event;
+};
+
+struct nrm__order_record {
+    uint64_t number; /* everything stamped with it, or less, comes before the event */
+    struct nrm__order_event *event;
+};
+
+struct nrm__order {
+    atomic_uint generation;
+    uint32_t index;
+    atomic_uint_least64_t count; /* what a free is stamped with */
+    atomic_uint_least64_t done;  /* everything up to here is */
+    atomic_uint_least64_t epoch; /* whose end is that of everything here; 0: none */
+    uint64_t resets;             /* of all contexts when it was taken */
+    int device;                  /* of special handles */
+    struct nrm__order *next;     /* of the same stream */
+    /* Under the lock: */
+    nrm_stream *stream;    /* borrowed; NULL: gone, or a bare handle */
+    struct nrm__link link; /* unused or retired */
+    bool is_retired;
+    unsigned n_records; /* by number, ascending */
+    struct nrm__order_record records[NRM__ORDER_MAX_RECORDS];
+};
+
+void nrm__order_raise(atomic_uint_least64_t *number, uint64_t value);
+
+/* Owns the event. NULL: no memory, or enough are kept; the event went back. */
+struct nrm__order_event *nrm__order_event_share(struct nrm__cuda_event *event);
+void nrm__order_event_release(struct nrm__order_event *shared); /* NULL is fine */
+
+enum { NRM__ORDER_CHUNK = 16, NRM__ORDER_MAX_CHUNKS = 4096 };
+
+extern _Atomic(struct nrm__order *) nrm__order_chunks[NRM__ORDER_MAX_CHUNKS];
+
+static inline struct nrm__order *
+nrm__order_at(uint32_t index)
+{
+    uint32_t i = index - NRM__ORDER_FIRST_SLOT;
+    struct nrm__order *chunk = atomic_load_explicit(
+        &nrm__order_chunks[i / NRM__ORDER_CHUNK], memory_order_acquire);
+    return &chunk[i % NRM__ORDER_CHUNK];
+}
+
+/* For a stream, or NULL: for one event. NULL: there is no memory. */
+struct nrm__order *nrm__order_take(nrm_stream *stream, int device);
+
+/* No stamp is given out any more: the slot ends when its last event or its epoch does. */
+void nrm__order_end(struct nrm__order *order);
+
+/* Gives a retired slot to the next stream when everything it counted is done. */
+void nrm__order_try_recycle(struct nrm__order *order);
+
+/* The longest retired, which then counts as the latest; NULL: there are not more than
+   `from`. */
+struct nrm__order *nrm__order_next_retired(uint64_t from);
+
+/* Keeps an event under its number. Retains it. */
+void nrm__order_records_add(struct nrm__order *order, uint64_t number,
+                            struct nrm__order_event *event);
+
+/* The first event that covers the number, retained; false: nobody has recorded it. */
+bool nrm__order_records_find(struct nrm__order *order, uint64_t number,
+                             struct nrm__order_record *out);
+
+/* Asks about the events, from the oldest on, until one is not done. */
+void nrm__order_records_query(struct nrm__order *order);
+
+/* A context was reset since: the handle may mean nothing any more, or another stream. */
+bool nrm__order_is_stale(const struct nrm__order *order, const nrm_stream *stream);
+
+/* The stream of a slot in this life of it, retained; NULL: it is gone, or stale. */
+nrm_stream *nrm__order_hold_stream(struct nrm__order *order, uint32_t generation);
+
+/* Nobody takes the handle from here on. */
+void nrm__order_forget_stream(struct nrm__order *order);
+
+/* Lets the end of an epoch stand for everything here, in this life of the slot; for one
+   that nothing is stamped with any more. 0: that life is over. */
+uint64_t nrm__order_set_epoch(struct nrm__order *order, uint32_t generation);
+
+#endif

@@ -1,0 +1,237 @@
+/*
+ * Calls on one stream. stream.h says whose context they are in.
+ *
+ * The special handles need their context current, which costs a few calls more; created
+ * streams are recorded on as they are, with an event of the pool of their context.
+ */
+#include "cuda/stream.h"
+
+#include "base/error.h"
+
+enum { N_SPECIAL_HANDLES = 3 };
+
+/* Where the calls on a stream are made. */
+struct place {
+    struct nrm__cuda_scope
+        scope; /* entered for special handles; else driver and mode */
+    bool entered;
+};
+
+static nrm_CUstream
+stream_of(uintptr_t handle)
+{
+    return (nrm_CUstream)handle; /* that of the driver, as its owner gave it */
+}
+
+static void
+leave(struct place *place)
+{
+    if (place->entered) {
+        nrm__cuda_leave(&place->scope);
+    }
+    else {
+        nrm__cuda_unrelax(place->scope.driver, place->scope.mode);
+    }
+}
+
+/* The device whose primary context this is; those that nobody has used yet are retained
+   to be known. -1: none. */
+static int
+find_device(nrm_CUcontext context)
+{
+    int devices[NRM__MAX_DEVICES];
+    int found = nrm__cuda_device_of(context);
+    int n = found < 0 ? nrm__cuda_active_devices(devices) : 0;
+    for (int i = 0; i < n && found < 0; i++) {
+        struct nrm__cuda_scope scope;
+        if (nrm__cuda_enter_existing(devices[i], &scope) == NRM_OK) {
+            nrm__cuda_leave(&scope);
+            found = nrm__cuda_device_of(context);
+        }
+    }
+    return found;
+}
+
+/* NRM_NOT_FOUND: there is no driver or no context. */
+static nrm_status
+enter(int device, uintptr_t handle, struct place *place)
+{
+    *place = (struct place){.entered = handle < N_SPECIAL_HANDLES};
+    if (place->entered) {
+        return nrm__cuda_enter_existing(device, &place->scope);
+    }
+    const struct nrm__driver *driver = nrm__cuda_driver();
+    if (driver == NULL || nrm__cuda_is_exiting()) {
+        return NRM_NOT_FOUND;
+    }
+    place->scope.driver = driver;
+    place->scope.device = -1;
+    place->scope.mode = nrm__cuda_relax(driver);
+    return NRM_OK;
+}
+
+/* Finds the context that a created stream belongs to. */
+static nrm_CUresult
+locate(struct place *place, uintptr_t handle)
+{
+    if (!place->entered) {
+        nrm_CUresult code = place->scope.driver->cuStreamGetCtx(stream_of(handle),
+                                                                &place->scope.context);
+        if (code != NRM_CUDA_SUCCESS) {
+            return code;
+        }
+        place->scope.device = find_device(place->scope.context);
+        place->scope.generation = nrm__cuda_generation_noticed(place->scope.device);
+    }
+    return NRM_CUDA_SUCCESS;
+}
+
+static bool
+is_capturing(const struct place *place, uintptr_t handle)
+{
+    nrm_CUstreamCaptureStatus status = NRM_CU_STREAM_CAPTURE_STATUS_NONE;
+    nrm_CUresult code =
+        place->scope.driver->cuStreamIsCapturing(stream_of(handle), &status);
+    return code == NRM_CUDA_ERROR_STREAM_CAPTURE_IMPLICIT ||
+           (code == NRM_CUDA_SUCCESS && status != NRM_CU_STREAM_CAPTURE_STATUS_NONE);
+}
+
+/* ---- recording ---- */
+
+/* What an error means for a record; with a context that is over its work is, too. */
+static nrm_status
+failed(nrm_CUresult code)
+{
+    if (nrm__cuda_is_sticky(code)) {
+        return nrm__cuda_error(code, "recording an event on a stream");
+    }
+    return nrm__cuda_is_destroyed(code) ? NRM_OK : NRM_NOT_SUPPORTED;
+}
+
+/* An event of the stream's context: one of the pool, or a new one. */
+static nrm_CUresult
+get_event(const struct place *place, struct nrm__cuda_event *event)
+{
+    struct nrm__cuda_scope scope;
+    event->device = place->scope.device;
+    event->generation = place->scope.generation;
+    event->handle = nrm__cuda_event_take(event->device, event->generation);
+    if (event->handle != NULL) {
+        return NRM_CUDA_SUCCESS;
+    }
+    if (nrm__cuda_enter_existing(event->device, &scope) != NRM_OK) {
+        return NRM_CUDA_ERROR_INVALID_CONTEXT;
+    }
+    nrm_CUresult code =
+        scope.driver->cuEventCreate(&event->handle, NRM_CU_EVENT_DISABLE_TIMING);
+    event->generation = scope.generation;
+    nrm__cuda_leave(&scope);
+    if (code != NRM_CUDA_SUCCESS) {
+        event->handle = NULL;
+    }
+    return code;
+}
+
+static nrm_status
+record(struct place *place, uintptr_t handle, struct nrm__cuda_event *event)
+{
+    if (is_capturing(place, handle)) {
+        return NRM_NOT_FOUND;
+    }
+    nrm_CUresult code = locate(place, handle);
+    if (code != NRM_CUDA_SUCCESS) {
+        return failed(code);
+    }
+    if (place->scope.device < 0) {
+        return NRM_NOT_SUPPORTED; /* of no primary context */
+    }
+    code = get_event(place, event);
+    if (code != NRM_CUDA_SUCCESS) {
+        return failed(code);
+    }
+    code = place->scope.driver->cuEventRecord(event->handle, stream_of(handle));
+    if (code != NRM_CUDA_SUCCESS) {
+        nrm__cuda_event_recycle(event);
+        return failed(code);
+    }
+    return NRM_OK;
+}
+
+nrm_status
+nrm__cuda_stream_record(int device, uintptr_t handle, struct nrm__cuda_event *out)
+{
+    struct place place;
+    struct nrm__cuda_event event = {0};
+    nrm_status status = enter(device, handle, &place);
+    if (status != NRM_OK) {
+        return status == NRM_DEVICE_LOST ? status : NRM_NOT_SUPPORTED;
+    }
+    status = record(&place, handle, &event);
+    leave(&place);
+    /* A reset meanwhile: nobody knows to which life the event belongs. */
+    if (status == NRM_OK && event.handle != NULL &&
+        nrm__cuda_generation_noticed(event.device) != event.generation) {
+        return NRM_NOT_SUPPORTED;
+    }
+    if (status == NRM_OK) {
+        *out = event;
+    }
+    return status;
+}
+
+/* ---- asking and waiting ---- */
+
+bool
+nrm__cuda_stream_is_capturing(int device, uintptr_t handle)
+{
+    struct place place;
+    if (enter(device, handle, &place) != NRM_OK) {
+        return false;
+    }
+    bool captures = is_capturing(&place, handle);
+    leave(&place);
+    return captures;
+}
+
+nrm_status
+nrm__cuda_stream_query(int device, uintptr_t handle)
+{
+    struct place place;
+    nrm_CUresult code = NRM_CUDA_ERROR_NOT_READY;
+    nrm_status status = enter(device, handle, &place);
+    if (status != NRM_OK) {
+        return status == NRM_DEVICE_LOST ? status : NRM_NOT_FOUND;
+    }
+    if (!is_capturing(&place, handle)) {
+        code = place.scope.driver->cuStreamQuery(stream_of(handle));
+    }
+    leave(&place);
+    if (code == NRM_CUDA_SUCCESS || nrm__cuda_is_destroyed(code)) {
+        return NRM_OK;
+    }
+    return nrm__cuda_is_sticky(code) ? nrm__cuda_error(code, "cuStreamQuery")
+                                     : NRM_NOT_FOUND;
+}
+
+nrm_status
+nrm__cuda_stream_wait(int device, uintptr_t handle, const struct nrm__cuda_event *event)
+{
+    struct place place;
+    nrm_CUresult code = NRM_CUDA_SUCCESS;
+    if (event->handle == NULL ||
+        nrm__cuda_generation_noticed(event->device) != event->generation) {
+        return NRM_OK; /* done */
+    }
+    NRM_TRY(enter(device, handle, &place));
+    bool captures = is_capturing(&place, handle);
+    if (!captures) {
+        code = place.scope.driver->cuStreamWaitEvent(stream_of(handle), event->handle,
+                                                     NRM_CU_EVENT_WAIT_DEFAULT);
+    }
+    leave(&place);
+    if (code != NRM_CUDA_SUCCESS) {
+        return nrm__cuda_error(code, "cuStreamWaitEvent of stream 0x%zx",
+                               (size_t)handle);
+    }
+    return captures ? NRM_NOT_FOUND : NRM_OK;
+}
