@@ -136,7 +136,7 @@ find_memory(struct nrm__pool *pool, const struct nrm__request *request,
             struct nrm__pool_block **out)
 {
     size_t nbytes = block_nbytes(pool, request);
-    size_t alignment = nrm__max(request->alignment, pool->granule);
+    size_t alignment = nrm__max(request->alignment, pool->alignment);
     size_t unclosed, parked;
     bool may_wait = nbytes >= WAIT_MIN_NBYTES;
     size_t limit =
@@ -606,8 +606,8 @@ resize_locally(struct nrm__pool *pool, struct nrm__pool_block *own, size_t nbyte
     wanted = nrm__align_up(wanted, granule);
     nrm__lock_acquire(&pool->lock);
     bool done = nbytes <= own->size;
-    if (done && nbytes < own->size / 2) {
-        nrm__pool_cut_tail_locked(pool, own, nrm__min(wanted, own->size));
+    if (done && nbytes < own->size / 2 && wanted < own->size) {
+        nrm__pool_cut_tail_locked(pool, own, wanted);
     }
     else if (!done) {
         done = nrm__pool_extend_locked(pool, own, nbytes, wanted);
@@ -807,6 +807,7 @@ set_policy(struct nrm__pool *pool, const nrm_pool_options *options)
     bool immediate = by_default ? nrm_option_get(NRM_OPT_REUSE) == 1
                                 : options->reuse == NRM_REUSE_IMMEDIATE;
     pool->tracked = gpu_visible && !immediate;
+    pool->alignment = nrm__kind_alignment(kind);
     pool->granule = kind == NRM_KIND_HOST ? HOST_GRANULE : nrm__kind_alignment(kind);
     pool->maximum_nbytes = options->maximum_nbytes != 0 ? options->maximum_nbytes
                                                         : default_maximum(kind);

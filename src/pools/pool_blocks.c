@@ -305,7 +305,7 @@ nrm__pool_take_locked(struct nrm__pool *pool, size_t nbytes, size_t alignment)
     if (block != NULL && fits(block, nbytes, alignment, &start)) {
         return carve_locked(pool, block, start, nbytes);
     }
-    size_t sure = nbytes + (alignment - pool->granule);
+    size_t sure = nbytes + (alignment - pool->alignment);
     unsigned class = class_of(sure);
     class =
         next_class_locked(pool, smallest_of_class(class) < sure ? class + 1 : class);

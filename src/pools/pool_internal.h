@@ -41,7 +41,8 @@ struct nrm__pool_bins {
 
 struct nrm__pool {
     nrm_resource base;
-    size_t granule;        /* block sizes are multiples of it, starts aligned to it */
+    size_t alignment;      /* of every block, at least: the kind's */
+    size_t granule;        /* block sizes are multiples of it */
     size_t shift;          /* see nrm__cached_nbytes */
     size_t maximum_nbytes; /* of all segments */
     size_t segment_nbytes; /* largest segment taken ahead of demand */

@@ -36,7 +36,7 @@ shift_for(const struct nrm__pool *pool, const struct nrm__segment *segment)
 {
     size_t nbytes = segment->nbytes;
     if (!nrm__is_aligned((void *)segment->start, pool->granule)) {
-        return (unsigned)__builtin_ctzll(nrm__kind_alignment(pool->base.kind));
+        return (unsigned)__builtin_ctzll(pool->alignment);
     }
     unsigned shift = (unsigned)__builtin_ctzll(pool->granule);
     if (nbytes > pool->segment_nbytes && (nbytes & (NRM__MAP_PAGE - 1)) == 0) {
@@ -242,7 +242,7 @@ segment_alignment(const struct nrm__pool *pool)
     const nrm_resource *upstream = pool->base.upstream;
     bool maps = upstream->kind == NRM_KIND_HOST || upstream->kind == NRM_KIND_PINNED;
     if (!maps || (upstream->flags & NRM__OPS_OVERLAY)) {
-        return nrm__kind_alignment(pool->base.kind);
+        return pool->alignment;
     }
     return NRM__HUGE_PAGE;
 }
@@ -391,7 +391,7 @@ nrm__pool_grow(struct nrm__pool *pool, size_t nbytes, size_t alignment, size_t a
     size_t needed = nbytes;
     size_t have = segment_alignment(pool);
     if (alignment > have) {
-        needed += alignment - pool->granule;
+        needed += alignment - pool->alignment;
     }
     size_t rounded = next_segment_nbytes(pool, needed);
     nrm__pool_give_segments_back(pool, pool->segment_nbytes, 0);
