@@ -408,6 +408,7 @@ claim_in_segment(struct nrm__block *block)
         return block->owner->ops->claim_block(block->owner, block);
     }
     nrm__page_entry *page = page_of((uintptr_t)block->ptr);
+    nrm__cache_announce();
     atomic_fetch_add(&segment->readers, 1);
     bool claimed = atomic_load(page) == segment &&
                    block->owner->ops->claim_block(block->owner, block);

@@ -24,6 +24,7 @@
 #define CLASS_MIN_CELLS 8u
 
 bool nrm__cache_fences;
+atomic_bool nrm__cache_is_alone = true;
 
 static struct nrm__lock lock = NRM__LOCK_INIT(NRM__RANK_CACHES);
 static struct nrm__link caches = {&caches, &caches};
@@ -48,7 +49,7 @@ own_cache(void)
 static bool
 is_inside(const struct nrm__cache *cache)
 {
-    return (atomic_load_explicit(&cache->sequence, memory_order_acquire) & 1) != 0;
+    return atomic_load_explicit(&cache->inside, memory_order_acquire);
 }
 
 static bool
@@ -96,11 +97,8 @@ nrm__cache_synchronize(void)
         barrier();
         for (struct nrm__link *link = caches.next; link != &caches; link = link->next) {
             struct nrm__cache *cache = cache_of(link);
-            unsigned seen = atomic_load(&cache->sequence);
-            while (cache != own && (seen & 1) != 0 &&
-                   atomic_load_explicit(&cache->sequence, memory_order_acquire) ==
-                       seen) {
-                sched_yield();
+            while (cache != own && is_inside(cache)) {
+                sched_yield(); /* it is in and out all the time */
             }
         }
     }
@@ -109,41 +107,32 @@ nrm__cache_synchronize(void)
 
 /* ---- shards ---- */
 
+/* `top` and `base` are differences of `in` and `out`, which never go back. */
 static void
-publish(atomic_int_least64_t *current, atomic_int_least64_t *peak,
-        atomic_int_least64_t *pending, atomic_int_least64_t *top,
-        atomic_int_least64_t *base)
+publish(atomic_int_least64_t *current, atomic_int_least64_t *peak, int64_t now,
+        atomic_int_least64_t *top, atomic_int_least64_t *base)
 {
-    int64_t n = nrm__shard_get(pending);
-    int64_t before = atomic_fetch_add_explicit(current, n, memory_order_relaxed);
-    nrm__raise_peak(peak, before + nrm__shard_get(top));
-    (void)nrm__shard_add(base, n);
-    atomic_store_explicit(pending, 0, memory_order_relaxed);
-    atomic_store_explicit(top, 0, memory_order_relaxed);
+    int64_t published = nrm__shard_get(base);
+    if (now == published && nrm__shard_get(top) <= published) {
+        return;
+    }
+    int64_t before =
+        atomic_fetch_add_explicit(current, now - published, memory_order_relaxed);
+    nrm__raise_peak(peak, before + nrm__shard_get(top) - published);
+    atomic_store_explicit(base, now, memory_order_relaxed);
+    atomic_store_explicit(top, now, memory_order_relaxed);
 }
 
 void
 nrm__shard_publish(struct nrm__shard *shard)
 {
     struct nrm__counters *c = &shard->mr->counters;
-    publish(&c->current_bytes, &c->peak_bytes, &shard->pending_bytes, &shard->top_bytes,
-            &shard->base_bytes);
-    publish(&c->current_count, &c->peak_count, &shard->pending_count, &shard->top_count,
-            &shard->base_count);
-}
-
-void
-nrm__shard_raise(struct nrm__shard *shard, int64_t bytes, int64_t count)
-{
-    if (bytes > nrm__shard_get(&shard->top_bytes)) {
-        atomic_store_explicit(&shard->top_bytes, bytes, memory_order_relaxed);
-    }
-    if (count > nrm__shard_get(&shard->top_count)) {
-        atomic_store_explicit(&shard->top_count, count, memory_order_relaxed);
-    }
-    if (bytes > NRM__SHARD_BYTES || count > NRM__SHARD_COUNT) {
-        nrm__shard_publish(shard);
-    }
+    publish(&c->current_bytes, &c->peak_bytes,
+            nrm__shard_get(&shard->in_bytes) - nrm__shard_get(&shard->out_bytes),
+            &shard->top_bytes, &shard->base_bytes);
+    publish(&c->current_count, &c->peak_count,
+            nrm__shard_get(&shard->in_count) - nrm__shard_get(&shard->out_count),
+            &shard->top_count, &shard->base_count);
 }
 
 static struct nrm__shard *
@@ -163,13 +152,9 @@ fold_shard_locked(struct nrm__shard *shard)
 {
     struct nrm__counters *c = &shard->mr->counters;
     nrm__shard_publish(shard);
-    atomic_fetch_add_explicit(&c->total_bytes,
-                              nrm__shard_get(&shard->freed_bytes) +
-                                  nrm__shard_get(&shard->base_bytes),
+    atomic_fetch_add_explicit(&c->total_bytes, nrm__shard_get(&shard->in_bytes),
                               memory_order_relaxed);
-    atomic_fetch_add_explicit(&c->total_count,
-                              nrm__shard_get(&shard->freed_count) +
-                                  nrm__shard_get(&shard->base_count),
+    atomic_fetch_add_explicit(&c->total_count, nrm__shard_get(&shard->in_count),
                               memory_order_relaxed);
     nrm__list_remove(&shard->link);
     nrm__node_deallocate(shard, sizeof *shard);
@@ -179,18 +164,19 @@ struct sums {
     int64_t bytes, count, total_bytes, total_count;
 };
 
+/* What is not published, and all that was allocated. */
 static struct sums
 sums_of(const struct nrm__shard *shard)
 {
-    int64_t bytes = nrm__shard_get(&shard->pending_bytes);
-    int64_t count = nrm__shard_get(&shard->pending_count);
+    int64_t bytes = nrm__shard_get(&shard->in_bytes);
+    int64_t count = nrm__shard_get(&shard->in_count);
     return (struct sums){
-        .bytes = bytes,
-        .count = count,
-        .total_bytes = bytes + nrm__shard_get(&shard->base_bytes) +
-                       nrm__shard_get(&shard->freed_bytes),
-        .total_count = count + nrm__shard_get(&shard->base_count) +
-                       nrm__shard_get(&shard->freed_count),
+        .bytes = bytes - nrm__shard_get(&shard->out_bytes) -
+                 nrm__shard_get(&shard->base_bytes),
+        .count = count - nrm__shard_get(&shard->out_count) -
+                 nrm__shard_get(&shard->base_count),
+        .total_bytes = bytes,
+        .total_count = count,
     };
 }
 
@@ -238,9 +224,10 @@ nrm__cache_add_statistics(nrm_resource *mr, nrm_statistics *out)
 /* ---- magazines ---- */
 
 static void
-init_magazines(struct nrm__magazines *magazines, nrm_resource *pool)
+init_magazines(struct nrm__magazines *magazines, const struct nrm__front *front)
 {
-    magazines->pool = pool;
+    magazines->pool = front->pool;
+    magazines->set_limit = front->kept;
     for (size_t i = 0; i < NRM__SLAB_N_CLASSES; i++) {
         size_t n = CLASS_NBYTES / nrm__slab_class_nbytes(i);
         n = nrm__min(nrm__max(n, CLASS_MIN_CELLS), NRM__MAGAZINE_CELLS);
@@ -250,7 +237,7 @@ init_magazines(struct nrm__magazines *magazines, nrm_resource *pool)
 
 /* Empty; NULL: no memory. */
 static struct nrm__magazines *
-create_magazines(nrm_resource *pool)
+create_magazines(const struct nrm__front *front)
 {
     nrm__lock_acquire(&lock);
     struct nrm__magazines *magazines = free_magazines;
@@ -266,7 +253,7 @@ create_magazines(nrm_resource *pool)
         }
         magazines = memory;
     }
-    init_magazines(magazines, pool);
+    init_magazines(magazines, front);
     return magazines;
 }
 
@@ -345,16 +332,40 @@ set_magazines_locked(struct nrm__cache *cache, nrm_resource *pool,
     }
 }
 
+/* For good: an owner that was inside with the belief that it is alone has left then. */
+static void
+end_solitude(void)
+{
+    if (atomic_load(&nrm__cache_is_alone)) {
+        atomic_store(&nrm__cache_is_alone, false);
+        nrm__cache_synchronize();
+    }
+}
+
+void
+nrm__cache_announce(void)
+{
+    if (atomic_load_explicit(&nrm__cache_is_alone, memory_order_acquire) &&
+        own_cache() == NULL) {
+        end_solitude();
+    }
+}
+
 static struct nrm__cache *
 create_cache(struct nrm__thread_state *state)
 {
     struct nrm__cache *cache = nrm__node_allocate(sizeof *cache);
-    if (cache != NULL) {
-        nrm__lock_acquire(&lock);
-        nrm__list_append(&caches, &cache->link);
-        nrm__lock_release(&lock);
-        state->cache = cache;
+    if (cache == NULL) {
+        return NULL;
     }
+    nrm__lock_acquire(&lock);
+    bool is_first = nrm__list_is_empty(&caches);
+    nrm__list_append(&caches, &cache->link);
+    nrm__lock_release(&lock);
+    if (!is_first) {
+        end_solitude();
+    }
+    state->cache = cache;
     return cache;
 }
 
@@ -417,9 +428,10 @@ make_slot(struct nrm__cache *cache, nrm_resource *mr, const struct nrm__front *f
 
 /* Gives the pool of a slot magazines, unless it is closed. */
 static void
-equip(struct nrm__cache *cache, nrm_resource *pool)
+equip(struct nrm__cache *cache, const struct nrm__front *front)
 {
-    struct nrm__magazines *magazines = create_magazines(pool);
+    nrm_resource *pool = front->pool;
+    struct nrm__magazines *magazines = create_magazines(front);
     if (magazines == NULL) {
         return;
     }
@@ -450,7 +462,7 @@ nrm__cache_make_slot(nrm_resource *mr, struct nrm__cache **out)
     if (cache == NULL || make_slot(cache, mr, &front) == NULL) {
         return NULL;
     }
-    equip(cache, front.pool);
+    equip(cache, &front);
     return nrm__cache_enter_slot(mr, out);
 }
 
@@ -520,6 +532,28 @@ nrm__cache_give_up_cells(nrm_resource *pool, size_t class_index, struct nrm__cel
     memmove(magazine->cells, &magazine->cells[n], magazine->n * sizeof *out);
     nrm__cache_leave(cache);
     return n;
+}
+
+bool
+nrm__cache_give_up_block(nrm_resource *pool, struct nrm__cell *out)
+{
+    struct nrm__cache *cache;
+    bool found = false;
+    if (enter_magazine(pool, 0, &cache) == NULL) {
+        return false;
+    }
+    struct nrm__magazines *magazines = slot_of(cache, pool)->magazines;
+    for (size_t i = 0; i < NRM__CACHE_SETS && magazines->set_nbytes != 0; i++) {
+        struct nrm__cache_set *set = &magazines->sets[i];
+        if (set->n != 0) {
+            *out = set->cells[--set->n];
+            magazines->set_nbytes -= set->nbytes;
+            found = true;
+            break;
+        }
+    }
+    nrm__cache_leave(cache);
+    return found;
 }
 
 /* ---- draining ---- */
@@ -634,7 +668,7 @@ fork_child(void)
     (void)nrm__process_barrier_prepare();
     for (struct nrm__link *link = caches.next; link != &caches; link = link->next) {
         if (cache_of(link) != own) {
-            atomic_store(&cache_of(link)->sequence, 0);
+            atomic_store(&cache_of(link)->inside, false);
         }
         let_in_locked(cache_of(link));
     }

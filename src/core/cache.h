@@ -19,10 +19,10 @@
 
 #define NRM__CACHE_SLOTS 48u
 #define NRM__MAGAZINE_CELLS 64u
-#define NRM__CACHE_SETS 64u               /* of blocks that are larger than cells */
-#define NRM__CACHE_WAYS 4u                /* blocks of one size */
-#define NRM__CACHED_MAX NRM__MIB          /* largest block that a thread keeps */
-#define NRM__CACHED_NBYTES (8 * NRM__MIB) /* of such blocks in all, of one pool */
+#define NRM__CACHE_SETS 64u                /* of blocks that are larger than cells */
+#define NRM__CACHE_WAYS 4u                 /* blocks of one size */
+#define NRM__CACHED_MAX (32 * NRM__MIB)    /* largest block that a thread keeps */
+#define NRM__CACHED_NBYTES (64 * NRM__MIB) /* of such blocks in all, of one pool */
 
 /* A free cell or block on its way: neither free for others nor live. */
 struct nrm__cell {
@@ -30,16 +30,15 @@ struct nrm__cell {
     void *record; /* struct nrm__slab, or the pool's description of a block */
 };
 
-/* The counts of one thread at one resource, written by the thread alone. What is alive of
-   its allocations and of others that it gave back, less what is published, is pending. */
+/* The counts of one thread at one resource, written by the thread alone: what it allocated
+   and gave back since it began, and the difference that it has published. */
 struct nrm__shard {
     nrm_resource *mr;
     struct nrm__link link; /* in the list of all shards */
-    atomic_int_least64_t pending_bytes, pending_count;
-    atomic_int_least64_t top_bytes,
-        top_count; /* most that was pending since publishing */
-    atomic_int_least64_t freed_bytes, freed_count;
-    atomic_int_least64_t base_bytes, base_count; /* published */
+    atomic_int_least64_t in_bytes, in_count;
+    atomic_int_least64_t out_bytes, out_count;
+    atomic_int_least64_t top_bytes, top_count;   /* most of in - out since publishing */
+    atomic_int_least64_t base_bytes, base_count; /* of in - out: published */
 };
 
 struct nrm__magazine {
@@ -58,7 +57,7 @@ struct nrm__cache_set {
 struct nrm__magazines {
     nrm_resource *pool;
     struct nrm__magazines *next_free;
-    size_t set_nbytes; /* in all sets */
+    size_t set_nbytes, set_limit; /* in all sets: now, and at most */
     struct nrm__magazine classes[NRM__SLAB_N_CLASSES];
     struct nrm__cache_set sets[NRM__CACHE_SETS];
 };
@@ -76,8 +75,8 @@ struct nrm__slot {
 };
 
 struct nrm__cache {
-    atomic_uint sequence; /* odd: the owner is inside */
-    atomic_bool stop;     /* somebody else is at it: the owner stays out */
+    atomic_bool inside; /* the owner is */
+    atomic_bool stop;   /* somebody else is at it: the owner stays out */
     struct nrm__link link;
     struct nrm__slot slots[NRM__CACHE_SLOTS];
 };
@@ -93,6 +92,10 @@ nrm__cache_slot_of(const struct nrm__ops *ops, unsigned number)
 /* True: owners fence, as the kernel has no membarrier. Set once, at the first cache. */
 extern bool nrm__cache_fences;
 
+/* True while one thread has a cache: what it claims inside, nobody else can claim. Others
+   make a cache, or announce themselves (nrm__cache_announce), before they claim. */
+extern atomic_bool nrm__cache_is_alone;
+
 /* ---- for owners ---- */
 
 /* False: stay out. The caller allocates nothing, takes no lock and calls nobody until it
@@ -100,17 +103,15 @@ extern bool nrm__cache_fences;
 static inline bool
 nrm__cache_enter(struct nrm__cache *cache)
 {
-    unsigned sequence = atomic_load_explicit(&cache->sequence, memory_order_relaxed);
-    if (nrm__cache_fences) {
-        (void)atomic_exchange_explicit(&cache->sequence, sequence + 1,
-                                       memory_order_seq_cst);
+    if (__builtin_expect(nrm__cache_fences, 0)) {
+        (void)atomic_exchange_explicit(&cache->inside, true, memory_order_seq_cst);
     }
     else {
-        atomic_store_explicit(&cache->sequence, sequence + 1, memory_order_relaxed);
+        atomic_store_explicit(&cache->inside, true, memory_order_relaxed);
         atomic_signal_fence(memory_order_seq_cst);
     }
     if (__builtin_expect(atomic_load_explicit(&cache->stop, memory_order_acquire), 0)) {
-        atomic_store_explicit(&cache->sequence, sequence + 2, memory_order_release);
+        atomic_store_explicit(&cache->inside, false, memory_order_release);
         return false;
     }
     return true;
@@ -119,8 +120,7 @@ nrm__cache_enter(struct nrm__cache *cache)
 static inline void
 nrm__cache_leave(struct nrm__cache *cache)
 {
-    unsigned sequence = atomic_load_explicit(&cache->sequence, memory_order_relaxed);
-    atomic_store_explicit(&cache->sequence, sequence + 1, memory_order_release);
+    atomic_store_explicit(&cache->inside, false, memory_order_release);
 }
 
 /* The cache of this thread, entered, with the slot of a resource; NULL: it has none yet, or
@@ -186,7 +186,7 @@ nrm__cache_has_room(struct nrm__magazines *magazines, size_t nbytes)
 {
     const struct nrm__cache_set *set = nrm__cache_set_of(magazines, nbytes);
     return (set->n == 0 || (set->nbytes == nbytes && set->n < NRM__CACHE_WAYS)) &&
-           magazines->set_nbytes + nbytes <= NRM__CACHED_NBYTES;
+           magazines->set_nbytes + nbytes <= magazines->set_limit;
 }
 
 /* There is room for it. */
@@ -214,18 +214,10 @@ size_t nrm__cache_keep_cells(nrm_resource *pool, size_t class_index,
 size_t nrm__cache_give_up_cells(nrm_resource *pool, size_t class_index,
                                 struct nrm__cell *out);
 
+/* Takes a block of any size that this thread keeps; false: it keeps none. */
+bool nrm__cache_give_up_block(nrm_resource *pool, struct nrm__cell *out);
+
 /* ---- counting, inside ---- */
-
-#define NRM__SHARD_BYTES (1 << 20) /* what a shard keeps to itself at most */
-#define NRM__SHARD_COUNT 4096
-
-static inline int64_t
-nrm__shard_add(atomic_int_least64_t *counter, int64_t n)
-{
-    int64_t sum = atomic_load_explicit(counter, memory_order_relaxed) + n;
-    atomic_store_explicit(counter, sum, memory_order_relaxed);
-    return sum;
-}
 
 static inline int64_t
 nrm__shard_get(const atomic_int_least64_t *counter)
@@ -233,34 +225,38 @@ nrm__shard_get(const atomic_int_least64_t *counter)
     return atomic_load_explicit(counter, memory_order_relaxed);
 }
 
-/* Adds what is pending to the resource's own counters. */
-void nrm__shard_publish(struct nrm__shard *shard);
+static inline int64_t
+nrm__shard_add(atomic_int_least64_t *counter, int64_t n)
+{
+    int64_t sum = nrm__shard_get(counter) + n;
+    atomic_store_explicit(counter, sum, memory_order_relaxed);
+    return sum;
+}
 
-/* Notes a new top, and publishes when so much has come together: this bounds the error of
-   a peak that several threads make. */
-void nrm__shard_raise(struct nrm__shard *shard, int64_t bytes, int64_t count);
+/* Adds what is not published to the resource's own counters: whenever a thread goes the long
+   way, which bounds the error of a peak that several threads make by what they keep. */
+void nrm__shard_publish(struct nrm__shard *shard);
 
 static inline void
 nrm__shard_count_in(struct nrm__shard *shard, size_t nbytes)
 {
-    int64_t bytes = nrm__shard_add(&shard->pending_bytes, (int64_t)nbytes);
-    int64_t count = nrm__shard_add(&shard->pending_count, 1);
-    if (bytes > nrm__shard_get(&shard->top_bytes) ||
-        count > nrm__shard_get(&shard->top_count)) {
-        nrm__shard_raise(shard, bytes, count);
+    int64_t bytes = nrm__shard_add(&shard->in_bytes, (int64_t)nbytes) -
+                    nrm__shard_get(&shard->out_bytes);
+    int64_t count =
+        nrm__shard_add(&shard->in_count, 1) - nrm__shard_get(&shard->out_count);
+    if (bytes > nrm__shard_get(&shard->top_bytes)) {
+        atomic_store_explicit(&shard->top_bytes, bytes, memory_order_relaxed);
+    }
+    if (count > nrm__shard_get(&shard->top_count)) {
+        atomic_store_explicit(&shard->top_count, count, memory_order_relaxed);
     }
 }
 
 static inline void
 nrm__shard_count_out(struct nrm__shard *shard, size_t nbytes)
 {
-    int64_t bytes = nrm__shard_add(&shard->pending_bytes, -(int64_t)nbytes);
-    (void)nrm__shard_add(&shard->pending_count, -1);
-    (void)nrm__shard_add(&shard->freed_bytes, (int64_t)nbytes);
-    (void)nrm__shard_add(&shard->freed_count, 1);
-    if (bytes < -NRM__SHARD_BYTES) {
-        nrm__shard_publish(shard);
-    }
+    (void)nrm__shard_add(&shard->out_bytes, (int64_t)nbytes);
+    (void)nrm__shard_add(&shard->out_count, 1);
 }
 
 /* The shard of this thread at a resource, entered; NULL: it has none. */
@@ -270,6 +266,10 @@ struct nrm__shard *nrm__cache_enter_shard(nrm_resource *mr, struct nrm__cache **
 void nrm__cache_add_statistics(nrm_resource *mr, nrm_statistics *out);
 
 /* ---- for others: no lock of rank CACHES or above is held ---- */
+
+/* This thread is about to claim something without being inside a cache: ends
+   nrm__cache_is_alone when another thread has the only one. */
+void nrm__cache_announce(void);
 
 /* When it returns, every owner that was inside has left. */
 void nrm__cache_synchronize(void);

@@ -23,6 +23,9 @@
 /* From this size on memory is zeroed detached from the interpreter. */
 #define ZERO_DETACHED_NBYTES NRM__MIB
 
+/* From this size on their owner decides how zeros come about. */
+#define ZERO_LONG_NBYTES (4 * NRM__MIB)
+
 #define REQUEST_MAX (SIZE_MAX / 2)
 
 /* ---- counting ---- */
@@ -167,7 +170,7 @@ count_short(const struct nrm__slot *slot, size_t nbytes, bool in)
 }
 
 /* A block without a lock, a driver call or a wait; NULL: not so. */
-static inline void *
+__attribute__((always_inline)) static inline void *
 allocate_short(nrm_resource *mr, size_t nbytes, struct nrm__block *out)
 {
     struct nrm__cache *cache;
@@ -212,7 +215,9 @@ claim_cell(struct nrm__magazines *magazines, struct nrm__slab *slab, void *ptr)
     if (!starts_here || !has_room_for_cell(magazines, slab)) {
         return 0;
     }
-    size_t nbytes = nrm__slab_claim_cell(slab, cell);
+    bool alone = atomic_load_explicit(&nrm__cache_is_alone, memory_order_acquire);
+    size_t nbytes = alone ? nrm__slab_claim_cell_alone(slab, cell)
+                          : nrm__slab_claim_cell(slab, cell);
     if (nbytes != 0) {
         keep_cell(magazines, slab, ptr);
     }
@@ -224,13 +229,20 @@ claim_block(struct nrm__slot *slot, struct nrm__live *block, void *ptr)
 {
     size_t capacity = atomic_load_explicit(&block->capacity, memory_order_relaxed);
     uintptr_t live = (uintptr_t)ptr | NRM__LIVE;
-    if (capacity > slot->limit || !nrm__cache_has_room(slot->magazines, capacity)) {
+    if (capacity > slot->limit || block->goes_long ||
+        !nrm__cache_has_room(slot->magazines, capacity)) {
         return 0;
     }
     size_t nbytes = atomic_load_explicit(&block->nbytes, memory_order_relaxed);
-    if (!atomic_compare_exchange_strong_explicit(&block->key, &live, (uintptr_t)ptr,
-                                                 memory_order_acq_rel,
-                                                 memory_order_relaxed)) {
+    if (atomic_load_explicit(&nrm__cache_is_alone, memory_order_acquire)) {
+        if (atomic_load_explicit(&block->key, memory_order_acquire) != live) {
+            return 0;
+        }
+        atomic_store_explicit(&block->key, (uintptr_t)ptr, memory_order_relaxed);
+    }
+    else if (!atomic_compare_exchange_strong_explicit(
+                 &block->key, &live, (uintptr_t)ptr, memory_order_acq_rel,
+                 memory_order_relaxed)) {
         return 0;
     }
     nrm__cache_put_block(slot->magazines, capacity, (struct nrm__cell){ptr, block});
@@ -260,7 +272,7 @@ keeps(const struct nrm__slot *slot)
 }
 
 /* Gives a block back without a lock; false: not so. */
-static inline bool
+__attribute__((always_inline)) static inline bool
 deallocate_short(nrm_resource *mr, void *ptr)
 {
     struct nrm__cache *cache;
@@ -315,6 +327,8 @@ prepare_short(nrm_resource *mr)
     struct nrm__slot *slot = nrm__cache_enter_slot(mr, &cache);
     bool ready = false;
     if (slot != NULL) {
+        nrm__shard_publish(slot->own);
+        nrm__shard_publish(slot->front);
         ready = slot->magazines != NULL || atomic_load(&slot->pool->is_closed);
         nrm__cache_leave(cache);
     }
@@ -383,8 +397,7 @@ nrm__allocate(nrm_resource *mr, const struct nrm__request *request,
 {
     struct nrm__block block = {0};
     bool short_way = mr->ops->take_back != NULL && request->stream == NULL &&
-                     request->alignment <= NRM__SLAB_ALIGNMENT &&
-                     !(request->flags & NRM__REQUEST_GROWING);
+                     request->alignment <= NRM__SLAB_ALIGNMENT && request->flags == 0;
     if (short_way && allocate_short(mr, request->nbytes, out) != NULL) {
         return NRM_OK;
     }
@@ -625,7 +638,8 @@ allocate(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *stream,
          unsigned flags, void **out)
 {
     if (alignment <= NRM__SLAB_ALIGNMENT && nbytes != 0 && stream == NULL &&
-        (alignment & (alignment - 1)) == 0) {
+        (alignment & (alignment - 1)) == 0 &&
+        !((flags & NRM__REQUEST_ZEROED) && nbytes >= ZERO_LONG_NBYTES)) {
         void *ptr = allocate_short(mr, nbytes, NULL);
         if (ptr != NULL) {
             if (flags & NRM__REQUEST_ZEROED) {

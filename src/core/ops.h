@@ -64,9 +64,10 @@ enum {
 
 /* The short way of a request: see core/cache.h. */
 struct nrm__front {
-    nrm_resource *pool;           /* that serves it, through nothing that must know */
-    size_t limit;                 /* requests of more bytes go the long way */
-    size_t granule, shift;        /* see nrm__cached_nbytes */
+    nrm_resource *pool;    /* that serves it, through nothing that must know */
+    size_t limit;          /* requests of more bytes go the long way */
+    size_t granule, shift; /* see nrm__cached_nbytes */
+    size_t kept;           /* bytes of blocks larger than cells that a thread keeps */
     const atomic_bool *forbidden; /* while it is true, all do; or NULL */
 };
 

@@ -113,11 +113,20 @@ nrm__slab_set_live(struct nrm__slab *slab, uint32_t cell, size_t nbytes)
                           memory_order_release);
 }
 
-/* Makes a live cell the caller's alone; its requested size, or 0: it is not live. */
+/* Makes a live cell the caller's alone; its requested size, or 0: it is not live. The second
+   one is for a thread that nobody else claims beside. */
 static inline size_t
 nrm__slab_claim_cell(struct nrm__slab *slab, uint32_t cell)
 {
     return atomic_exchange_explicit(&slab->sizes[cell], 0, memory_order_acq_rel);
+}
+
+static inline size_t
+nrm__slab_claim_cell_alone(struct nrm__slab *slab, uint32_t cell)
+{
+    size_t nbytes = atomic_load_explicit(&slab->sizes[cell], memory_order_acquire);
+    atomic_store_explicit(&slab->sizes[cell], 0, memory_order_relaxed);
+    return nbytes;
 }
 
 /* The three ops of owners of segments, for segments for which nrm__segment_is_slab. */

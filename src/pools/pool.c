@@ -128,6 +128,63 @@ wait_for_epoch(struct nrm__pool *pool, uint64_t limit_ns)
     return more;
 }
 
+/* ---- giving back ---- */
+
+/* Looks whether a block of zeros that is freed was written to, by a few of its pages. */
+static void
+learn_from(struct nrm__pool *pool, const struct nrm__pool_block *block)
+{
+    size_t n_touched = 0;
+    size_t step = nrm__align_down(block->size / ZERO_SAMPLES, nrm__page_size());
+    for (size_t i = 0; i < ZERO_SAMPLES; i++) {
+        uintptr_t page = nrm__align_up(block->start, nrm__page_size()) + i * step;
+        n_touched += nrm__is_resident((void *)page);
+    }
+    atomic_store_explicit(&pool->fills_zeros, n_touched >= ZERO_TOUCHED,
+                          memory_order_relaxed);
+}
+
+/* Takes a claimed block back. */
+static void
+free_block(struct nrm__pool *pool, struct nrm__pool_block *block)
+{
+    NRM_ASSERT(nrm__pool_state_of(block) == NRM__POOL_CLAIMED);
+    if (block->live.goes_long) {
+        learn_from(pool, block);
+        block->live.goes_long = false;
+    }
+    nrm__lock_acquire(&pool->lock);
+    bool is_large = block->live.segment->nbytes > pool->segment_nbytes;
+    pool->live_nbytes -= block->size;
+    if (pool->tracked) {
+        nrm__pool_park_locked(pool, block);
+    }
+    else {
+        nrm__pool_free_locked(pool, block, false);
+    }
+    bool is_idle = is_large && pool->free_nbytes > pool->idle_nbytes;
+    nrm__lock_release(&pool->lock);
+    if (is_idle) {
+        nrm__pool_give_idle_back(pool);
+    }
+}
+
+/* Frees what this thread keeps, before the pool grows. */
+static bool
+take_from_thread(struct nrm__pool *pool)
+{
+    struct nrm__cell cell;
+    size_t n = 0;
+    while (pool->has_slabs && nrm__cache_give_up_block(&pool->base, &cell)) {
+        free_block(pool, nrm__pool_block_of(cell.record));
+        n++;
+    }
+    if (n != 0) {
+        nrm__resource_unhold(&pool->base, n); /* who allocates holds it too */
+    }
+    return n != 0;
+}
+
 /* Free memory for a block, taking it from parked memory that is done, from the upstream,
    or from parked memory after a wait: in this order, each tried once more after it made
    progress. */
@@ -146,6 +203,9 @@ find_memory(struct nrm__pool *pool, const struct nrm__request *request,
         *out = try_take(pool, nbytes, alignment, &unclosed, &parked);
         if (*out == NULL && exact < nbytes) {
             *out = try_take(pool, exact, alignment, &unclosed, &parked);
+        }
+        if (*out == NULL && take_from_thread(pool)) {
+            continue;
         }
         if (*out != NULL) {
             return NRM_OK;
@@ -232,20 +292,6 @@ drop_pages(struct nrm__pool *pool, void *ptr, size_t nbytes)
     memset(ptr, 0, (size_t)(first - (char *)ptr));
     memset(last, 0, (size_t)(end - last));
     return true;
-}
-
-/* Looks whether a block of zeros that is freed was written to, by a few of its pages. */
-static void
-learn_from(struct nrm__pool *pool, const struct nrm__pool_block *block)
-{
-    size_t n_touched = 0;
-    size_t step = nrm__align_down(block->size / ZERO_SAMPLES, nrm__page_size());
-    for (size_t i = 0; i < ZERO_SAMPLES; i++) {
-        uintptr_t page = nrm__align_up(block->start, nrm__page_size()) + i * step;
-        n_touched += nrm__is_resident((void *)page);
-    }
-    atomic_store_explicit(&pool->fills_zeros, n_touched >= ZERO_TOUCHED,
-                          memory_order_relaxed);
 }
 
 /* ---- allocation ---- */
@@ -343,7 +389,7 @@ allocate_block(struct nrm__pool *pool, const struct nrm__request *request,
     if (!is_zero && is_lazy(pool, request)) {
         is_zero = drop_pages(pool, (void *)address, request->nbytes);
     }
-    block->was_zeroed = is_lazy(pool, request);
+    block->live.goes_long = is_lazy(pool, request);
     set_live(block, address, request->nbytes);
     fill(block, address, out);
     out->flags = is_zero ? NRM__BLOCK_IS_ZERO : 0;
@@ -382,31 +428,6 @@ pool_allocate(nrm_resource *mr, const struct nrm__request *request,
 }
 
 /* ---- deallocation ---- */
-
-/* Takes a claimed block back. */
-static void
-free_block(struct nrm__pool *pool, struct nrm__pool_block *block)
-{
-    NRM_ASSERT(nrm__pool_state_of(block) == NRM__POOL_CLAIMED);
-    if (block->was_zeroed) {
-        learn_from(pool, block);
-        block->was_zeroed = false;
-    }
-    nrm__lock_acquire(&pool->lock);
-    bool is_large = block->live.segment->nbytes > pool->segment_nbytes;
-    pool->live_nbytes -= block->size;
-    if (pool->tracked) {
-        nrm__pool_park_locked(pool, block);
-    }
-    else {
-        nrm__pool_free_locked(pool, block, false);
-    }
-    bool is_idle = is_large && pool->free_nbytes > pool->idle_nbytes;
-    nrm__lock_release(&pool->lock);
-    if (is_idle) {
-        nrm__pool_give_idle_back(pool);
-    }
-}
 
 static struct nrm__pool_block *
 block_at(const struct nrm__segment *segment, const void *ptr)
@@ -466,10 +487,13 @@ static bool
 pool_front(nrm_resource *mr, struct nrm__front *out)
 {
     struct nrm__pool *pool = pool_from(mr);
-    *out = (struct nrm__front){.pool = mr,
-                               .limit = NRM__CACHED_MAX,
-                               .granule = pool->granule,
-                               .shift = pool->shift};
+    *out = (struct nrm__front){
+        .pool = mr,
+        .limit = nrm__min(NRM__CACHED_MAX, pool->maximum_nbytes / 64),
+        .granule = pool->granule,
+        .shift = pool->shift,
+        .kept = nrm__min(NRM__CACHED_NBYTES, pool->maximum_nbytes / 16),
+    };
     return pool->has_slabs;
 }
 

@@ -29,8 +29,7 @@ struct nrm__pool_block {
     struct nrm__link link; /* of a bin (free) or of the parked list (parked) */
     struct nrm__pool_block *previous, *next; /* neighbours in the segment, or NULL */
     uint64_t stamp;                          /* of a parked one */
-    bool is_zero;    /* of a free one: never used since the upstream zeroed it */
-    bool was_zeroed; /* of a live one: it was asked for as zeros */
+    bool is_zero; /* of a free one: never used since the upstream zeroed it */
 };
 
 struct nrm__pool_bins {
