@@ -250,8 +250,11 @@ cuMemMap(nrm_CUdeviceptr ptr, size_t nbytes, size_t offset,
     struct sim_physical *physical = find_physical(handle);
     struct sim_range *range = find_reservation(ptr, nbytes);
     if (physical == NULL || range == NULL || nbytes == 0 || flags != 0 || offset != 0 ||
-        !is_granular(ptr) || !is_granular(nbytes) || nbytes > physical->range->nbytes) {
+        !is_granular(ptr) || !is_granular(nbytes)) {
         return sim_call_end(&call, NRM_CUDA_ERROR_INVALID_VALUE);
+    }
+    if (nbytes > physical->range->nbytes) {
+        return sim_call_end(&call, NRM_CUDA_ERROR_NOT_SUPPORTED);
     }
     struct sim_mapping **place = find_place(range, ptr, nbytes);
     if (place == NULL) {
@@ -285,14 +288,17 @@ find_whole(uintptr_t start, size_t nbytes)
     return nbytes != 0 && at == start + nbytes ? first : NULL;
 }
 
-/* Waits for nothing. */
+/* Waits for nothing, and has nothing against a range in which nothing is mapped. */
 nrm_CUresult
 cuMemUnmap(nrm_CUdeviceptr ptr, size_t nbytes)
 {
     SIM_BEGIN(call, cuMemUnmap, ptr, nbytes);
     struct sim_mapping *mapping = find_whole(ptr, nbytes);
     if (mapping == NULL) {
-        return sim_call_end(&call, NRM_CUDA_ERROR_INVALID_VALUE);
+        struct sim_range *range = find_reservation(ptr, nbytes);
+        bool is_empty = range != NULL && find_place(range, ptr, nbytes) != NULL;
+        return sim_call_end(&call,
+                            is_empty ? NRM_CUDA_SUCCESS : NRM_CUDA_ERROR_INVALID_VALUE);
     }
     struct sim_mapping **link = &sim_range_find(ptr)->mappings;
     while (*link != mapping) {

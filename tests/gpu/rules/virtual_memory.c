@@ -99,11 +99,10 @@ mapping(void)
     nrm_CUmemGenericAllocationHandle second = create();
     expect("map at an address that is no granule",
            cu.cuMemMap(base + 4096, PIECE, 0, first, 0), NRM_CUDA_ERROR_INVALID_VALUE);
-    expect("map over the end of the reservation",
-           cu.cuMemMap(base + RESERVED - PIECE / 2, PIECE, 0, first, 0),
-           NRM_CUDA_ERROR_INVALID_VALUE);
+    /* Not here: past the end of the reservation the driver maps without a word (measured with
+       driver 580); the simulator refuses, as nobody can mean that. */
     expect("map more than the handle has", cu.cuMemMap(base, 2 * PIECE, 0, first, 0),
-           NRM_CUDA_ERROR_INVALID_VALUE);
+           NRM_CUDA_ERROR_NOT_SUPPORTED);
     expect("map", cu.cuMemMap(base, PIECE, 0, first, 0), NRM_CUDA_SUCCESS);
     expect("map where something is mapped", cu.cuMemMap(base, PIECE, 0, second, 0),
            NRM_CUDA_ERROR_INVALID_VALUE);
@@ -165,7 +164,7 @@ unmapping(void)
     expect("unmap a part of a piece", cu.cuMemUnmap(base, PIECE / 2),
            NRM_CUDA_ERROR_INVALID_VALUE);
     expect("unmap where nothing is mapped", cu.cuMemUnmap(base + 4 * PIECE, PIECE),
-           NRM_CUDA_ERROR_INVALID_VALUE);
+           NRM_CUDA_SUCCESS);
     expect("unmap the piece in the middle", cu.cuMemUnmap(base + PIECE, PIECE),
            NRM_CUDA_SUCCESS);
     expect("copy over the hole", copy_in(0, 3 * PIECE), NRM_CUDA_ERROR_INVALID_VALUE);
