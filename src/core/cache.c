@@ -369,6 +369,8 @@ create_cache(struct nrm__thread_state *state)
     return cache;
 }
 
+static const atomic_bool never;
+
 /* Fills a slot that is empty, by its owner. False: no memory. */
 static bool
 fill_slot_locked(struct nrm__slot *slot, nrm_resource *mr,
@@ -382,7 +384,7 @@ fill_slot_locked(struct nrm__slot *slot, nrm_resource *mr,
     slot->limit = front->limit;
     slot->granule = front->granule;
     slot->shift = front->shift;
-    slot->forbidden = front->forbidden;
+    slot->forbidden = front->forbidden != NULL ? front->forbidden : &never;
     slot->front = shard;
     slot->own = own != NULL ? own->own : shard;
     slot->magazines = own != NULL ? own->magazines : NULL;

@@ -134,11 +134,11 @@ nrm__cache_enter_slot(nrm_resource *mr, struct nrm__cache **out)
         return NULL;
     }
     struct nrm__slot *slot = &cache->slots[mr->slot];
-    if (atomic_load_explicit(&slot->mr, memory_order_relaxed) != mr ||
-        !nrm__cache_enter(cache)) {
+    if (!nrm__cache_enter(cache)) {
         return NULL;
     }
-    if (atomic_load_explicit(&slot->mr, memory_order_relaxed) != mr) {
+    if (__builtin_expect(atomic_load_explicit(&slot->mr, memory_order_relaxed) != mr,
+                         0)) {
         nrm__cache_leave(cache);
         return NULL;
     }

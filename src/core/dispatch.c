@@ -104,8 +104,7 @@ static bool
 is_open(const struct nrm__slot *slot)
 {
     return slot->magazines != NULL &&
-           (slot->forbidden == NULL ||
-            !atomic_load_explicit(slot->forbidden, memory_order_acquire));
+           !atomic_load_explicit(slot->forbidden, memory_order_acquire);
 }
 
 /* Makes a cell that this thread keeps live; NULL: it has none of that size. */
@@ -264,13 +263,6 @@ claim(struct nrm__slot *slot, void *ptr)
     return block != NULL ? claim_block(slot, block, ptr) : 0;
 }
 
-static inline bool
-keeps(const struct nrm__slot *slot)
-{
-    return is_open(slot) &&
-           !atomic_load_explicit(&slot->pool->is_closed, memory_order_relaxed);
-}
-
 /* Gives a block back without a lock; false: not so. */
 __attribute__((always_inline)) static inline bool
 deallocate_short(nrm_resource *mr, void *ptr)
@@ -281,7 +273,7 @@ deallocate_short(nrm_resource *mr, void *ptr)
         return false;
     }
     size_t nbytes = 0;
-    if (keeps(slot) &&
+    if (is_open(slot) &&
         atomic_load_explicit(&nrm__map_n_overlay, memory_order_acquire) == 0) {
         nbytes = claim(slot, ptr);
     }
@@ -303,7 +295,7 @@ keep_claimed(nrm_resource *pool, const struct nrm__block *block)
         return false;
     }
     bool kept = false;
-    if (keeps(slot) && (block->flags & NRM__BLOCK_IN_SLAB)) {
+    if (is_open(slot) && (block->flags & NRM__BLOCK_IN_SLAB)) {
         kept = has_room_for_cell(slot->magazines, block->record);
         if (kept) {
             keep_cell(slot->magazines, block->record, block->ptr);
@@ -314,6 +306,21 @@ keep_claimed(nrm_resource *pool, const struct nrm__block *block)
     }
     nrm__cache_leave(cache);
     return kept;
+}
+
+/* Cells consist of whole units: one or two of them are cleared without a call. */
+static inline void
+zero_short(void *ptr, size_t nbytes)
+{
+    if (nbytes <= NRM__SLAB_ALIGNMENT) {
+        memset(ptr, 0, NRM__SLAB_ALIGNMENT);
+    }
+    else if (nbytes <= 2 * NRM__SLAB_ALIGNMENT) {
+        memset(ptr, 0, 2 * NRM__SLAB_ALIGNMENT);
+    }
+    else {
+        memset(ptr, 0, nbytes);
+    }
 }
 
 /* Makes the short way for the next time. */
@@ -643,7 +650,7 @@ allocate(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *stream,
         void *ptr = allocate_short(mr, nbytes, NULL);
         if (ptr != NULL) {
             if (flags & NRM__REQUEST_ZEROED) {
-                memset(ptr, 0, nbytes);
+                zero_short(ptr, nbytes);
             }
             *out = ptr;
             return NRM_OK;
