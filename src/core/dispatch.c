@@ -224,10 +224,10 @@ claim_block(struct nrm__slot *slot, struct nrm__live *block, void *ptr)
 {
     size_t capacity = atomic_load_explicit(&block->capacity, memory_order_relaxed);
     uintptr_t live = (uintptr_t)ptr | NRM__LIVE;
-    if (capacity > slot->limit || !nrm__cache_has_room(slot->magazines, capacity)) {
+    if (((uintptr_t)ptr & NRM__STATE_MASK) != 0 || capacity > slot->limit ||
+        !nrm__cache_has_room(slot->magazines, capacity)) {
         return 0;
     }
-    size_t nbytes = atomic_load_explicit(&block->nbytes, memory_order_relaxed);
     if (!atomic_compare_exchange_strong_explicit(&block->key, &live, (uintptr_t)ptr,
                                                  memory_order_acq_rel,
                                                  memory_order_relaxed)) {

@@ -529,8 +529,10 @@ pool_find_block(nrm_resource *mr, struct nrm__segment *segment, const void *ptr,
         return nrm__slabs_find(segment, ptr, out);
     }
     struct nrm__pool_block *block = block_at(segment, ptr);
-    if (block != NULL && atomic_load_explicit(&block->live.key, memory_order_acquire) ==
-                             (address | NRM__LIVE)) {
+    bool may_start = (address & NRM__STATE_MASK) == 0;
+    if (may_start && block != NULL &&
+        atomic_load_explicit(&block->live.key, memory_order_acquire) ==
+            (address | NRM__LIVE)) {
         fill(block, address, out);
         return true;
     }

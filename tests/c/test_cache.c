@@ -601,6 +601,44 @@ check_refused(nrm_resource *mr, const void *ptr)
     CHECK_MEM_EQ(&after, &before, sizeof before);
 }
 
+TEST_EACH(wrong_frees_change_nothing, size_cases)
+{
+    struct routed routed = make_route(host_source(), NRM__MIB);
+    struct pooled other = make_pool(0);
+    nrm_resource *pool = routed.small.pool;
+    fill_cache(pool);
+    fill_cache(other.pool);
+    unsigned char *ptr = allocate(routed.route, row->nbytes);
+    unsigned char *foreign = allocate(other.pool, row->nbytes);
+    write_pattern(ptr, row->nbytes, 8);
+    nrm_resource *const through[] = {routed.route, pool};
+    for (int i = 0; i < 2; i++) {
+        for (size_t offset = 1; offset < row->nbytes; offset += 1 + offset / 64) {
+            check_refused(through[i], ptr + offset);
+        }
+        check_refused(through[i], ptr + row->nbytes - 1);
+        check_refused(through[i], foreign);
+        check_refused(through[i], &routed);
+        check_refused(through[i], (void *)64);
+        check_refused(through[i], (void *)(UINTPTR_MAX - 63));
+    }
+    nrm__pool_check(pool);
+    CHECK(has_pattern(ptr, row->nbytes, 8, row->nbytes));
+    CHECK_OK(nrm_resource_deallocate(routed.route, ptr, 0, NULL));
+    for (int i = 0; i < 2; i++) {
+        check_refused(through[i], ptr);
+        check_refused(through[i], ptr + 1);
+        check_refused(through[i], ptr + 2);
+        check_refused(through[i], ptr + 3);
+        check_refused(through[i], ptr + 4);
+    }
+    CHECK_OK(nrm_resource_trim(pool, 0, NULL));
+    check_refused(pool, ptr); /* its memory is gone too */
+    CHECK_OK(nrm_resource_deallocate(other.pool, foreign, 0, NULL));
+    release(&other);
+    release_route(&routed);
+}
+
 TEST_EACH(kept_blocks_read_as_zero_when_zeros_are_asked_for, size_cases)
 {
     struct routed routed = make_route(host_source(), NRM__MIB);
