@@ -255,10 +255,10 @@ static inline void
 nrm__shard_count_out(struct nrm__shard *shard, size_t nbytes)
 {
     int64_t bytes = nrm__shard_add(&shard->pending_bytes, -(int64_t)nbytes);
-    (void)nrm__shard_add(&shard->pending_count, -1);
+    int64_t count = nrm__shard_add(&shard->pending_count, -1);
     (void)nrm__shard_add(&shard->freed_bytes, (int64_t)nbytes);
     (void)nrm__shard_add(&shard->freed_count, 1);
-    if (bytes < -NRM__SHARD_BYTES) {
+    if (bytes < -NRM__SHARD_BYTES || count < -NRM__SHARD_COUNT) {
         nrm__shard_publish(shard);
     }
 }

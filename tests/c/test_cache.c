@@ -532,6 +532,36 @@ static const struct peak_case {
     {"large blocks", 500000, 4, 50},
 };
 
+TEST_EACH(the_peak_of_several_threads_is_near, peak_cases)
+{
+    void *ptrs[100];
+    struct worker makes, frees;
+    struct pooled pooled = make_pool(0);
+    struct turn turn = {pooled.pool, ptrs, row->n, row->nbytes};
+    nrm_statistics statistics = {0};
+    worker_start(&makes);
+    worker_start(&frees);
+    for (int round = 0; round < row->n_rounds; round++) {
+        worker_run(&makes, allocate_all, &turn);
+        worker_run(&frees, free_all, &turn);
+    }
+    REQUIRE_OK(nrm_resource_statistics(pooled.pool, &statistics));
+    int64_t bytes = (int64_t)(row->n * row->nbytes), count = (int64_t)row->n;
+    CHECK_EQ(statistics.current_bytes, 0);
+    CHECK_EQ(statistics.current_count, 0);
+    CHECK_EQ(statistics.total_bytes, bytes * row->n_rounds);
+    CHECK_EQ(statistics.total_count, count * row->n_rounds);
+    /* Each of the two keeps a little less than a block more than this to itself. */
+    int64_t bytes_bound = 2 * (NRM__SHARD_BYTES + (int64_t)row->nbytes);
+    CHECK_GE(statistics.peak_bytes, bytes - bytes_bound);
+    CHECK_LE(statistics.peak_bytes, bytes + bytes_bound);
+    CHECK_GE(statistics.peak_count, count - 2 * (NRM__SHARD_COUNT + 1));
+    CHECK_LE(statistics.peak_count, count + 2 * (NRM__SHARD_COUNT + 1));
+    worker_end(&makes);
+    worker_end(&frees);
+    release(&pooled);
+}
+
 /* More of them than a thread has room for: they displace each other all the time. */
 TEST(more_pools_and_routes_than_slots_count_right)
 {
