@@ -128,6 +128,15 @@ wait_for_epoch(struct nrm__pool *pool, uint64_t limit_ns)
     return more;
 }
 
+/* What threads keep, and chunks without a live cell, become free memory. */
+static void
+gather(struct nrm__pool *pool)
+{
+    size_t nbytes = 0;
+    nrm__cache_drain(&pool->base);
+    nrm__slabs_trim(&pool->slabs, 0, &nbytes);
+}
+
 /* Free memory for a block, taking it from parked memory that is done, from the upstream,
    or from parked memory after a wait: in this order, each tried once more after it made
    progress. */
@@ -142,6 +151,7 @@ find_memory(struct nrm__pool *pool, const struct nrm__request *request,
     size_t limit =
         nrm__max(pool->parked_limit, PARKED_BLOCKS * nrm__min(nbytes, NRM__GIB));
     size_t exact = nrm__align_up(request->nbytes, pool->granule);
+    bool may_gather = pool->has_slabs;
     for (;;) {
         *out = try_take(pool, nbytes, alignment, &unclosed, &parked);
         if (*out == NULL && exact < nbytes) {
@@ -165,6 +175,11 @@ find_memory(struct nrm__pool *pool, const struct nrm__request *request,
             status = nrm__pool_grow(pool, nbytes, alignment, request->nbytes);
         }
         if (status == NRM_OK) {
+            continue;
+        }
+        if (status == NRM_OUT_OF_MEMORY && may_gather) {
+            may_gather = false;
+            gather(pool);
             continue;
         }
         if (status != NRM_OUT_OF_MEMORY || parked == 0) {
@@ -362,7 +377,12 @@ allocate_cell(struct nrm__pool *pool, const struct nrm__request *request,
     if (n != 0) {
         nrm__slabs_put(&pool->slabs, cells, n);
     }
-    return nrm__slabs_allocate(&pool->slabs, request->nbytes, out);
+    nrm_status status = nrm__slabs_allocate(&pool->slabs, request->nbytes, out);
+    if (status ==
+        NRM_OUT_OF_MEMORY) { /* threads have given up cells meanwhile: gather */
+        status = nrm__slabs_allocate(&pool->slabs, request->nbytes, out);
+    }
+    return status;
 }
 
 static nrm_status

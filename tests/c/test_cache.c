@@ -102,6 +102,20 @@ TEST(a_trim_leaves_what_lives)
 }
 
 /* Threads keep up to 8 MiB each, which count as taken. */
+TEST(what_threads_keep_does_not_fill_a_pool_with_a_limit)
+{
+    struct worker worker;
+    struct pooled pooled = make_pool(24 * NRM__MIB);
+    worker_start(&worker);
+    worker_run(&worker, fill_cache, pooled.pool);
+    fill_cache(pooled.pool);
+    void *ptr = NULL;
+    CHECK_OK(nrm_resource_allocate(pooled.pool, 23 * NRM__MIB, 0, NULL, &ptr));
+    CHECK_OK(nrm_resource_deallocate(pooled.pool, ptr, 0, NULL));
+    worker_end(&worker);
+    release(&pooled);
+}
+
 /* Cells of 64 B in one chunk. */
 #define CELLS_OF_CHUNK 1024
 
@@ -116,6 +130,26 @@ keep_some_cells(void *mr)
         CHECK_OK(nrm_resource_deallocate(mr, ptrs[i], 0, NULL));
     }
     CHECK_GT(n_kept(mr), 30u);
+}
+
+TEST(a_full_pool_hands_out_the_cells_that_threads_keep)
+{
+    struct worker worker;
+    struct pooled pooled = make_pool(4 * NRM__MIB);
+    void *ptr;
+    worker_start(&worker);
+    worker_run(&worker, keep_some_cells, pooled.pool);
+    size_t n_cells = 40;
+    while (nrm_resource_allocate(pooled.pool, 65536, 0, NULL, &ptr) == NRM_OK) {
+    }
+    while (nrm_resource_allocate(pooled.pool, 64, 0, NULL, &ptr) == NRM_OK) {
+        n_cells++;
+    }
+    CHECK_EQ(n_cells % CELLS_OF_CHUNK, 0u);
+    nrm__pool_check(pooled.pool);
+    worker_end(&worker);
+    nrm_resource_release(pooled.pool);
+    nrm_resource_release(pooled.source);
 }
 
 /* ---- the end of a thread ---- */
