@@ -624,8 +624,11 @@ static inline nrm_status
 allocate(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *stream,
          unsigned flags, void **out)
 {
-    if (alignment <= NRM__SLAB_ALIGNMENT && nbytes != 0 && stream == NULL &&
-        (alignment & (alignment - 1)) == 0) {
+    /* 0 is the kind's, which may be more than that of the host pool behind a route. */
+    bool is_plain = alignment <= NRM__SLAB_ALIGNMENT &&
+                    (alignment & (alignment - 1)) == 0 &&
+                    (alignment != 0 || mr->kind == NRM_KIND_HOST);
+    if (is_plain && nbytes != 0 && stream == NULL) {
         void *ptr = allocate_short(mr, nbytes, NULL);
         if (ptr != NULL) {
             if (flags & NRM__REQUEST_ZEROED) {

@@ -758,6 +758,29 @@ pinned_pool(void)
 }
 
 /* 0 means the alignment of the kind, whoever serves the request. */
+TEST(a_pinned_route_aligns_small_blocks_as_its_kind)
+{
+    simulator_start(NULL);
+    struct routed routed = make_route(pinned_pool(), 65536);
+    void *ptrs[32];
+    for (int i = 0; i < 32;
+         i++) { /* a cell of 64 B, which most are no multiple of 256 */
+        REQUIRE_OK(nrm_resource_allocate(routed.route, 64, 64, NULL, &ptrs[i]));
+    }
+    for (int i = 0; i < 32; i++) {
+        CHECK_OK(nrm_resource_deallocate(routed.route, ptrs[i], 0, NULL));
+    }
+    for (int i = 0; i < 32; i++) {
+        REQUIRE_OK(nrm_resource_allocate(routed.route, 64, 0, NULL, &ptrs[i]));
+        CHECK_ALIGNED(ptrs[i], 256);
+    }
+    for (int i = 0; i < 32; i++) {
+        CHECK_OK(nrm_resource_deallocate(routed.route, ptrs[i], 0, NULL));
+    }
+    release_route(&routed);
+    simulator_check_faults();
+}
+
 static void
 free_in_use(void *argument)
 {
