@@ -282,15 +282,25 @@ destroy_magazines(struct nrm__magazines *magazines)
     nrm__lock_release(&lock);
 }
 
+static bool
+has_any(const struct nrm__magazines *magazines)
+{
+    uint32_t n_cells = 0;
+    for (size_t i = 0; i < NRM__SLAB_N_CLASSES; i++) {
+        n_cells |= magazines->classes[i].n;
+    }
+    return n_cells != 0 || magazines->set_nbytes != 0;
+}
+
 /* Empties magazines that were taken away, and recycles them. The pool lives at least as
-   long as they have something of it. */
+   long as they have something of it, and may be gone when they have nothing. */
 static void
 give_back(struct nrm__magazines *magazines)
 {
-    if (magazines != NULL) {
+    if (magazines != NULL && has_any(magazines)) {
         magazines->pool->ops->take_back(magazines->pool, magazines);
-        destroy_magazines(magazines);
     }
+    destroy_magazines(magazines);
 }
 
 /* ---- slots ---- */

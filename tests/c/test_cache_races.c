@@ -262,6 +262,28 @@ allocate_contested(void *unused)
 }
 
 /* A thread whose magazines are empty holds nothing of the pool. */
+TEST(a_pool_may_die_while_a_thread_that_used_it_ends)
+{
+    for (int i = 0; i < 1500 / SLOW; i++) {
+        struct worker worker;
+        begin();
+        worker_start(&worker);
+        worker_run(&worker, allocate_contested, NULL);
+        CHECK_OK(nrm_resource_deallocate(pool, atomic_load(&contested), 0, NULL));
+        worker_ask(&worker, NULL, NULL); /* ends, now or a little later */
+        for (int k = 0; k < i % 40; k++) {
+            sched_yield();
+        }
+        nrm_resource_release(pool);
+        pthread_join(worker.thread, NULL);
+        sem_destroy(&worker.asked);
+        sem_destroy(&worker.answered);
+        (void)nrm__retired_drain(0);
+        CHECK_EQ(live_nbytes(source), 0);
+        nrm_resource_release(source);
+    }
+}
+
 /* The last user goes while other threads free the last blocks. */
 static void *last_blocks[64];
 
