@@ -534,19 +534,19 @@ nrm__cache_give_up_cells(nrm_resource *pool, size_t class_index, struct nrm__cel
 
 /* ---- draining ---- */
 
-/* Magazines of the pool that hold something, taken away from some thread; NULL: no thread
-   has any. */
+/* Takes the magazines of the pool away from every thread, and from each once: threads that
+   go on using it have new ones at once. A list by `next_free`. */
 static struct nrm__magazines *
 steal(nrm_resource *pool)
 {
     struct nrm__magazines *stolen = NULL;
     nrm__lock_acquire(&lock);
-    for (struct nrm__link *link = caches.next; link != &caches && stolen == NULL;
-         link = link->next) {
+    for (struct nrm__link *link = caches.next; link != &caches; link = link->next) {
         struct nrm__cache *cache = cache_of(link);
         struct nrm__slot *slot = slot_of(cache, pool);
         if (is_of(slot, pool) && slot->magazines != NULL) {
             shut_out_locked(cache);
+            slot->magazines->next_free = stolen;
             stolen = slot->magazines;
             set_magazines_locked(cache, pool, NULL);
             let_in_locked(cache);
@@ -559,9 +559,11 @@ steal(nrm_resource *pool)
 void
 nrm__cache_drain(nrm_resource *pool)
 {
-    struct nrm__magazines *magazines;
-    while (atomic_load(&pool->is_cached) && (magazines = steal(pool)) != NULL) {
-        give_back(magazines);
+    struct nrm__magazines *stolen = atomic_load(&pool->is_cached) ? steal(pool) : NULL;
+    while (stolen != NULL) {
+        struct nrm__magazines *next = stolen->next_free;
+        give_back(stolen);
+        stolen = next;
     }
 }
 

@@ -181,6 +181,18 @@ end_loops(struct worker *workers, int n)
 }
 
 /* They have something to keep again as soon as it was taken from them. */
+TEST(a_trim_ends_though_other_threads_do_not)
+{
+    struct worker workers[3];
+    begin();
+    start_loops(workers, 3);
+    for (int i = 0; i < 50; i++) {
+        CHECK_OK(nrm_resource_trim(pool, 0, NULL));
+    }
+    end_loops(workers, 3);
+    end();
+}
+
 static void
 trim_in_loop(void *unused)
 {
