@@ -233,6 +233,12 @@ claim_block(struct nrm__slot *slot, struct nrm__live *block, void *ptr)
                                                  memory_order_relaxed)) {
         return 0;
     }
+    /* It may have been resized since its capacity was read. */
+    if (atomic_load_explicit(&block->capacity, memory_order_relaxed) != capacity) {
+        atomic_store_explicit(&block->key, live, memory_order_release);
+        return 0;
+    }
+    size_t nbytes = atomic_load_explicit(&block->nbytes, memory_order_relaxed);
     nrm__cache_put_block(slot->magazines, capacity, (struct nrm__cell){ptr, block});
     return nbytes;
 }

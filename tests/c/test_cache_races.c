@@ -137,6 +137,36 @@ check_apart(size_t first, size_t second)
     }
 }
 
+TEST(a_free_that_races_with_a_resize_tears_nothing)
+{
+    struct worker worker;
+    begin();
+    fill_cache(pool);
+    worker_start(&worker);
+    worker_run(&worker, fill_cache, pool);
+    n_contests = 6000 / SLOW;
+    worker_ask(&worker, free_contested, NULL);
+    for (int i = 0; i < n_contests; i++) {
+        size_t large = 200000 + (size_t)(i % 7) * 1024, small = 20000;
+        void *ptr = allocate(pool, large), *moved = ptr;
+        atomic_store(&contested, ptr);
+        meet(&before_free);
+        nrm_status status = nrm_resource_reallocate(pool, ptr, small, 0, NULL, &moved);
+        meet(&after_free);
+        CHECK(status == NRM_OK || status == NRM_NOT_OWNED);
+        nrm_block_info info;
+        if (status == NRM_OK && nrm_block_find(moved, &info) == NRM_OK) {
+            nrm_resource_release(info.resource);
+            CHECK_OK(nrm_resource_deallocate(pool, moved, 0, NULL));
+        }
+        CHECK_EQ(live_nbytes(pool), 0);
+        check_apart(large, small);
+    }
+    worker_wait(&worker);
+    worker_end(&worker);
+    end();
+}
+
 /* ---- trims ---- */
 
 static atomic_bool loops_stop;
