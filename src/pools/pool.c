@@ -289,15 +289,16 @@ address_in(const struct nrm__pool *pool, const struct nrm__pool_block *block,
     return shifted ? block->start + starts->colour : block->start;
 }
 
-/* From here on look-ups find the block. */
+/* Describes a block that was taken. From here on look-ups find it if it is live. */
 static void
-set_live(struct nrm__pool_block *block, uintptr_t address, size_t nbytes)
+set_taken(struct nrm__pool_block *block, uintptr_t address, size_t nbytes,
+          uintptr_t state)
 {
     size_t capacity = block->size - (address - block->start);
     NRM_DEBUG_ASSERT(nbytes <= capacity);
     atomic_store_explicit(&block->live.nbytes, nbytes, memory_order_relaxed);
     atomic_store_explicit(&block->live.capacity, capacity, memory_order_relaxed);
-    atomic_store_explicit(&block->live.key, address | NRM__LIVE, memory_order_release);
+    atomic_store_explicit(&block->live.key, address | state, memory_order_release);
 }
 
 /* Takes a claimed block back that was not handed out. */
@@ -340,7 +341,7 @@ find_own_pages(struct nrm__pool *pool, const struct nrm__request *request,
 
 static nrm_status
 allocate_block(struct nrm__pool *pool, const struct nrm__request *request,
-               struct nrm__block *out)
+               uintptr_t state, struct nrm__block *out)
 {
     struct nrm__pool_block *block;
     NRM_TRY(prepare(pool));
@@ -359,7 +360,7 @@ allocate_block(struct nrm__pool *pool, const struct nrm__request *request,
         is_zero = drop_pages(pool, (void *)address, request->nbytes);
     }
     block->was_zeroed = is_lazy(pool, request);
-    set_live(block, address, request->nbytes);
+    set_taken(block, address, request->nbytes, state);
     fill(block, address, out);
     out->flags = is_zero ? NRM__BLOCK_IS_ZERO : 0;
     return NRM_OK;
@@ -394,7 +395,7 @@ pool_allocate(nrm_resource *mr, const struct nrm__request *request,
         return allocate_cell(pool, request, out);
     }
     nrm__resource_hold(mr); /* before anybody can find the block */
-    nrm_status status = allocate_block(pool, request, out);
+    nrm_status status = allocate_block(pool, request, NRM__POOL_LIVE, out);
     if (status != NRM_OK) {
         nrm__resource_unhold(mr, 1);
     }
@@ -495,21 +496,22 @@ pool_front(nrm_resource *mr, struct nrm__front *out)
 
 /* ---- chunks of the slabs ---- */
 
+/* A chunk is claimed all the time: while the map does not lead to its slab yet, or any
+   more, an address of a cell must not be taken for the start of a block. */
+
 static nrm_status
 get_chunk(nrm_resource *mr, struct nrm__block *out)
 {
     struct nrm__request request = {.nbytes = NRM__SLAB_CHUNK,
                                    .alignment = NRM__SLAB_CHUNK};
     *out = (struct nrm__block){.owner = mr};
-    return allocate_block(pool_from(mr), &request, out);
+    return allocate_block(pool_from(mr), &request, NRM__POOL_CLAIMED, out);
 }
 
 static void
 put_chunk(nrm_resource *mr, const struct nrm__block *chunk)
 {
-    struct nrm__pool_block *block = block_at(chunk->segment, chunk->ptr);
-    nrm__pool_set_state(block, NRM__POOL_CLAIMED);
-    free_block(pool_from(mr), block);
+    free_block(pool_from(mr), block_at(chunk->segment, chunk->ptr));
 }
 
 /* ---- look-ups ---- */
@@ -604,7 +606,7 @@ pool_unclaim_block(nrm_resource *mr, const struct nrm__block *block)
     }
     struct nrm__pool_block *own = block_at(block->segment, block->ptr);
     NRM_ASSERT(own != NULL && nrm__pool_state_of(own) == NRM__POOL_CLAIMED);
-    set_live(own, (uintptr_t)block->ptr, block->nbytes);
+    set_taken(own, (uintptr_t)block->ptr, block->nbytes, NRM__POOL_LIVE);
 }
 
 /* For a pool that has its segments of this one. */

@@ -6,7 +6,6 @@
 #include <stdlib.h>
 
 #include "base/bits.h"
-#include "cuda/driver.h"
 #include "nrm/pools.h"
 
 #define N_WARM 100
@@ -42,7 +41,6 @@ CASE(pool_64_KiB, 64 * NRM__KIB)
 CASE(pool_4_MiB, 4 * NRM__MIB)
 CASE(route_64_B, 64)
 CASE(route_64_KiB, 64 * NRM__KIB)
-CASE(pinned_1_MiB, NRM__MIB)
 CASE(warm_64_B, 64)
 CASE(warm_64_KiB, 64 * NRM__KIB)
 CASE(warm_4_MiB, 4 * NRM__MIB)
@@ -54,18 +52,6 @@ make_pool(void)
     require(nrm_host_create(NULL, &host));
     require(nrm_pool_create(host, NULL, &pool));
     nrm_resource_release(host);
-    return pool;
-}
-
-/* On the simulated driver, with a context that every epoch has an event in. */
-static nrm_resource *
-make_pinned_pool(void)
-{
-    nrm_resource *pinned = NULL, *pool = NULL;
-    require(nrm__cuda_set_library("simulator"));
-    require(nrm_pinned_create(NULL, &pinned));
-    require(nrm_pool_create(pinned, NULL, &pool));
-    nrm_resource_release(pinned);
     return pool;
 }
 
@@ -89,18 +75,14 @@ main(int argc, char **argv)
         return 2;
     }
     nrm_resource *pool = make_pool(), *route = make_route(pool);
-    nrm_resource *pinned = make_pinned_pool();
     warm_64_B(route, N_WARM);
     warm_64_KiB(route, N_WARM);
     warm_4_MiB(pool, N_WARM);
-    warm_4_MiB(pinned, N_WARM);
     pool_64_B(pool, n);
     pool_64_KiB(pool, n);
     pool_4_MiB(pool, n);
     route_64_B(route, n);
     route_64_KiB(route, n);
-    pinned_1_MiB(pinned, n);
-    nrm_resource_release(pinned);
     nrm_resource_release(route);
     nrm_resource_release(pool);
     return 0;

@@ -9,18 +9,6 @@
 #include "pools/pool.h"
 #include "workers.h"
 
-/* ThreadSanitizer and others make everything many times slower. */
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-#define SLOW 8
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer) || __has_feature(address_sanitizer)
-#define SLOW 8
-#endif
-#endif
-#ifndef SLOW
-#define SLOW 1
-#endif
-
 static nrm_resource *source, *pool;
 
 static void
@@ -270,9 +258,11 @@ use_in_child(void)
     }
     CHECK_OK(nrm_resource_trim(pool, 0, NULL));
     nrm__pool_check(pool);
-    worker_start(&worker); /* it gets the thread state of one that is not here */
-    worker_run(&worker, fill_cache, pool);
-    worker_end(&worker);
+    if (CHILD_HAS_THREADS) { /* with the thread state of one that is not here */
+        worker_start(&worker);
+        worker_run(&worker, fill_cache, pool);
+        worker_end(&worker);
+    }
     for (size_t i = 0; i < N_KEPT_SIZES; i++) {
         CHECK(has_pattern(ptrs[i], kept_nbytes[i], (unsigned)i, kept_nbytes[i]));
         CHECK_OK(nrm_resource_deallocate(pool, ptrs[i], 0, NULL));
@@ -422,9 +412,11 @@ TEST(what_some_threads_produce_others_consume)
     nrm_statistics statistics = {0};
     int64_t nbytes = 0, n_blocks = 0;
     begin();
+    for (int i = 0; i < N_PAIRS; i++) {
+        rings[i].seed = (uint64_t)i + 99;
+    }
     for (int i = 0; i < 2 * N_PAIRS; i++) {
         worker_start(&workers[i]);
-        rings[i / 2].seed = (uint64_t)(i / 2) + 99;
         worker_ask(&workers[i], i % 2 ? consume : produce, &rings[i / 2]);
     }
     for (int i = 0; i < 2 * N_PAIRS; i++) {

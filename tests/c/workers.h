@@ -9,6 +9,25 @@
 #include "core/cache.h"
 #include "fixtures.h"
 
+/* Sanitizers make everything many times slower: divide the rounds by it. ThreadSanitizer
+   knows no threads in the child of a program that has several. */
+#if defined(__has_feature)
+#define WORKERS__HAS(sanitizer) __has_feature(sanitizer)
+#else
+#define WORKERS__HAS(sanitizer) 0
+#endif
+#if defined(__SANITIZE_THREAD__) || WORKERS__HAS(thread_sanitizer)
+#define IS_TSAN 1
+#else
+#define IS_TSAN 0
+#endif
+#if defined(__SANITIZE_ADDRESS__) || WORKERS__HAS(address_sanitizer) || IS_TSAN
+#define SLOW 8
+#else
+#define SLOW 1
+#endif
+#define CHILD_HAS_THREADS (!IS_TSAN)
+
 struct worker {
     pthread_t thread;
     sem_t asked, answered;
