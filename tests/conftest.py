@@ -45,6 +45,16 @@ def cuda(request: pytest.FixtureRequest) -> Driver:
     return machine.driver
 
 
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Leaves out what is marked slow, unless -m speaks of it."""
+    if "slow" not in config.option.markexpr:
+        for item in items:
+            if item.get_closest_marker("slow") is not None:
+                item.add_marker(pytest.mark.skip(reason="slow: run with -m slow"))
+
+
 # ---- handlers ------------------------------------------------------------------------
 
 HOST_NAMES = ["host", "host_direct", "huge_pages"]

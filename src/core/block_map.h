@@ -24,7 +24,7 @@ struct nrm__live {
     atomic_size_t nbytes; /* as requested, of a live one */
     atomic_size_t capacity;
     struct nrm__segment *segment;
-    bool goes_long; /* back to its owner, never kept by a thread */
+    atomic_bool goes_long; /* back to its owner, never kept by a thread */
 };
 
 /* Of the key: the block may be found and claimed, by changing it. Other states are the

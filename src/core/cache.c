@@ -135,6 +135,21 @@ nrm__shard_publish(struct nrm__shard *shard)
             &shard->top_count, &shard->base_count);
 }
 
+void
+nrm__shard_raise(struct nrm__shard *shard, int64_t bytes, int64_t count)
+{
+    if (bytes > nrm__shard_get(&shard->top_bytes)) {
+        atomic_store_explicit(&shard->top_bytes, bytes, memory_order_relaxed);
+    }
+    if (count > nrm__shard_get(&shard->top_count)) {
+        atomic_store_explicit(&shard->top_count, count, memory_order_relaxed);
+    }
+    if (bytes - nrm__shard_get(&shard->base_bytes) > NRM__SHARD_BYTES ||
+        count - nrm__shard_get(&shard->base_count) > NRM__SHARD_COUNT) {
+        nrm__shard_publish(shard);
+    }
+}
+
 static struct nrm__shard *
 create_shard_locked(nrm_resource *mr)
 {
@@ -210,12 +225,14 @@ nrm__cache_add_statistics(nrm_resource *mr, nrm_statistics *out)
         struct nrm__shard *shard = NRM__CONTAINER(link, struct nrm__shard, link);
         if (shard->mr == mr) {
             struct sums one = sums_of(shard);
+            int64_t bytes = nrm__shard_get(&shard->top_bytes) -
+                            nrm__shard_get(&shard->base_bytes);
+            int64_t count = nrm__shard_get(&shard->top_count) -
+                            nrm__shard_get(&shard->base_count);
             out->peak_bytes =
-                larger(out->peak_bytes, out->current_bytes - one.bytes +
-                                            nrm__shard_get(&shard->top_bytes));
+                larger(out->peak_bytes, out->current_bytes - one.bytes + bytes);
             out->peak_count =
-                larger(out->peak_count, out->current_count - one.count +
-                                            nrm__shard_get(&shard->top_count));
+                larger(out->peak_count, out->current_count - one.count + count);
         }
     }
     nrm__lock_release(&lock);
@@ -269,15 +286,25 @@ destroy_magazines(struct nrm__magazines *magazines)
     nrm__lock_release(&lock);
 }
 
+static bool
+has_any(const struct nrm__magazines *magazines)
+{
+    uint32_t n_cells = 0;
+    for (size_t i = 0; i < NRM__SLAB_N_CLASSES; i++) {
+        n_cells |= magazines->classes[i].n;
+    }
+    return n_cells != 0 || magazines->set_nbytes != 0;
+}
+
 /* Empties magazines that were taken away, and recycles them. The pool lives at least as
-   long as they have something of it. */
+   long as they have something of it, and may be gone when they have nothing. */
 static void
 give_back(struct nrm__magazines *magazines)
 {
-    if (magazines != NULL) {
+    if (magazines != NULL && has_any(magazines)) {
         magazines->pool->ops->take_back(magazines->pool, magazines);
-        destroy_magazines(magazines);
     }
+    destroy_magazines(magazines);
 }
 
 /* ---- slots ---- */
@@ -560,19 +587,19 @@ nrm__cache_give_up_block(nrm_resource *pool, struct nrm__cell *out)
 
 /* ---- draining ---- */
 
-/* Magazines of the pool that hold something, taken away from some thread; NULL: no thread
-   has any. */
+/* Takes the magazines of the pool away from every thread, and from each once: threads that
+   go on using it have new ones at once. A list by `next_free`. */
 static struct nrm__magazines *
 steal(nrm_resource *pool)
 {
     struct nrm__magazines *stolen = NULL;
     nrm__lock_acquire(&lock);
-    for (struct nrm__link *link = caches.next; link != &caches && stolen == NULL;
-         link = link->next) {
+    for (struct nrm__link *link = caches.next; link != &caches; link = link->next) {
         struct nrm__cache *cache = cache_of(link);
         struct nrm__slot *slot = slot_of(cache, pool);
         if (is_of(slot, pool) && slot->magazines != NULL) {
             shut_out_locked(cache);
+            slot->magazines->next_free = stolen;
             stolen = slot->magazines;
             set_magazines_locked(cache, pool, NULL);
             let_in_locked(cache);
@@ -585,9 +612,11 @@ steal(nrm_resource *pool)
 void
 nrm__cache_drain(nrm_resource *pool)
 {
-    struct nrm__magazines *magazines;
-    while (atomic_load(&pool->is_cached) && (magazines = steal(pool)) != NULL) {
-        give_back(magazines);
+    struct nrm__magazines *stolen = atomic_load(&pool->is_cached) ? steal(pool) : NULL;
+    while (stolen != NULL) {
+        struct nrm__magazines *next = stolen->next_free;
+        give_back(stolen);
+        stolen = next;
     }
 }
 

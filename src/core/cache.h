@@ -233,9 +233,17 @@ nrm__shard_add(atomic_int_least64_t *counter, int64_t n)
     return sum;
 }
 
-/* Adds what is not published to the resource's own counters: whenever a thread goes the long
-   way, which bounds the error of a peak that several threads make by what they keep. */
+/* What a shard keeps to itself at most, about: the error of a peak that several threads
+   make is no more than that for each of them. A peak of one thread is exact. */
+#define NRM__SHARD_BYTES (1 << 20)
+#define NRM__SHARD_COUNT 4096
+
+/* Adds what is not published to the resource's own counters; also whenever a thread goes
+   the long way. */
 void nrm__shard_publish(struct nrm__shard *shard);
+
+/* Notes a new top, and publishes when so much has come together. */
+void nrm__shard_raise(struct nrm__shard *shard, int64_t bytes, int64_t count);
 
 static inline void
 nrm__shard_count_in(struct nrm__shard *shard, size_t nbytes)
@@ -244,19 +252,25 @@ nrm__shard_count_in(struct nrm__shard *shard, size_t nbytes)
                     nrm__shard_get(&shard->out_bytes);
     int64_t count =
         nrm__shard_add(&shard->in_count, 1) - nrm__shard_get(&shard->out_count);
-    if (bytes > nrm__shard_get(&shard->top_bytes)) {
-        atomic_store_explicit(&shard->top_bytes, bytes, memory_order_relaxed);
-    }
-    if (count > nrm__shard_get(&shard->top_count)) {
-        atomic_store_explicit(&shard->top_count, count, memory_order_relaxed);
+    if (bytes > nrm__shard_get(&shard->top_bytes) ||
+        count > nrm__shard_get(&shard->top_count)) {
+        nrm__shard_raise(shard, bytes, count);
     }
 }
 
+/* Of small blocks no more can be given back before the long way than a thread keeps. */
 static inline void
 nrm__shard_count_out(struct nrm__shard *shard, size_t nbytes)
 {
     (void)nrm__shard_add(&shard->out_bytes, (int64_t)nbytes);
     (void)nrm__shard_add(&shard->out_count, 1);
+    if (nbytes > NRM__SLAB_MAX) {
+        int64_t bytes =
+            nrm__shard_get(&shard->in_bytes) - nrm__shard_get(&shard->out_bytes);
+        if (nrm__shard_get(&shard->base_bytes) - bytes > NRM__SHARD_BYTES) {
+            nrm__shard_publish(shard);
+        }
+    }
 }
 
 /* The shard of this thread at a resource, entered; NULL: it has none. */

@@ -228,11 +228,11 @@ claim_block(struct nrm__slot *slot, struct nrm__live *block, void *ptr)
 {
     size_t capacity = atomic_load_explicit(&block->capacity, memory_order_relaxed);
     uintptr_t live = (uintptr_t)ptr | NRM__LIVE;
-    if (capacity > slot->limit || block->goes_long ||
+    if (((uintptr_t)ptr & NRM__STATE_MASK) != 0 || capacity > slot->limit ||
+        atomic_load_explicit(&block->goes_long, memory_order_relaxed) ||
         !nrm__cache_has_room(slot->magazines, capacity)) {
         return 0;
     }
-    size_t nbytes = atomic_load_explicit(&block->nbytes, memory_order_relaxed);
     if (atomic_load_explicit(&nrm__cache_is_alone, memory_order_acquire)) {
         if (atomic_load_explicit(&block->key, memory_order_acquire) != live) {
             return 0;
@@ -244,6 +244,12 @@ claim_block(struct nrm__slot *slot, struct nrm__live *block, void *ptr)
                  memory_order_relaxed)) {
         return 0;
     }
+    /* It may have been resized since its capacity was read. */
+    if (atomic_load_explicit(&block->capacity, memory_order_relaxed) != capacity) {
+        atomic_store_explicit(&block->key, live, memory_order_release);
+        return 0;
+    }
+    size_t nbytes = atomic_load_explicit(&block->nbytes, memory_order_relaxed);
     nrm__cache_put_block(slot->magazines, capacity, (struct nrm__cell){ptr, block});
     return nbytes;
 }
@@ -644,9 +650,12 @@ static inline nrm_status
 allocate(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *stream,
          unsigned flags, void **out)
 {
-    if (alignment <= NRM__SLAB_ALIGNMENT && nbytes != 0 && stream == NULL &&
-        (alignment & (alignment - 1)) == 0 &&
-        !((flags & NRM__REQUEST_ZEROED) && nbytes >= ZERO_LONG_NBYTES)) {
+    /* 0 is the kind's, which may be more than that of the host pool behind a route. */
+    bool is_plain = alignment <= NRM__SLAB_ALIGNMENT &&
+                    (alignment & (alignment - 1)) == 0 &&
+                    (alignment != 0 || mr->kind == NRM_KIND_HOST);
+    bool decides = (flags & NRM__REQUEST_ZEROED) && nbytes >= ZERO_LONG_NBYTES;
+    if (is_plain && nbytes != 0 && stream == NULL && !decides) {
         void *ptr = allocate_short(mr, nbytes, NULL);
         if (ptr != NULL) {
             if (flags & NRM__REQUEST_ZEROED) {

@@ -149,9 +149,9 @@ static void
 free_block(struct nrm__pool *pool, struct nrm__pool_block *block)
 {
     NRM_ASSERT(nrm__pool_state_of(block) == NRM__POOL_CLAIMED);
-    if (block->live.goes_long) {
+    if (atomic_load_explicit(&block->live.goes_long, memory_order_relaxed)) {
         learn_from(pool, block);
-        block->live.goes_long = false;
+        atomic_store_explicit(&block->live.goes_long, false, memory_order_relaxed);
     }
     nrm__lock_acquire(&pool->lock);
     bool is_large = block->live.segment->nbytes > pool->segment_nbytes;
@@ -185,6 +185,15 @@ take_from_thread(struct nrm__pool *pool)
     return n != 0;
 }
 
+/* What threads keep, and chunks without a live cell, become free memory. */
+static void
+gather(struct nrm__pool *pool)
+{
+    size_t nbytes = 0;
+    nrm__cache_drain(&pool->base);
+    nrm__slabs_trim(&pool->slabs, 0, &nbytes);
+}
+
 /* Free memory for a block, taking it from parked memory that is done, from the upstream,
    or from parked memory after a wait: in this order, each tried once more after it made
    progress. */
@@ -199,6 +208,7 @@ find_memory(struct nrm__pool *pool, const struct nrm__request *request,
     size_t limit =
         nrm__max(pool->parked_limit, PARKED_BLOCKS * nrm__min(nbytes, NRM__GIB));
     size_t exact = nrm__align_up(request->nbytes, pool->granule);
+    bool may_gather = pool->has_slabs;
     for (;;) {
         *out = try_take(pool, nbytes, alignment, &unclosed, &parked);
         if (*out == NULL && exact < nbytes) {
@@ -225,6 +235,11 @@ find_memory(struct nrm__pool *pool, const struct nrm__request *request,
             status = nrm__pool_grow(pool, nbytes, alignment, request->nbytes);
         }
         if (status == NRM_OK) {
+            continue;
+        }
+        if (status == NRM_OUT_OF_MEMORY && may_gather) {
+            may_gather = false;
+            gather(pool);
             continue;
         }
         if (status != NRM_OUT_OF_MEMORY || parked == 0) {
@@ -320,15 +335,16 @@ address_in(const struct nrm__pool *pool, const struct nrm__pool_block *block,
     return shifted ? block->start + starts->colour : block->start;
 }
 
-/* From here on look-ups find the block. */
+/* Describes a block that was taken. From here on look-ups find it if it is live. */
 static void
-set_live(struct nrm__pool_block *block, uintptr_t address, size_t nbytes)
+set_taken(struct nrm__pool_block *block, uintptr_t address, size_t nbytes,
+          uintptr_t state)
 {
     size_t capacity = block->size - (address - block->start);
     NRM_DEBUG_ASSERT(nbytes <= capacity);
     atomic_store_explicit(&block->live.nbytes, nbytes, memory_order_relaxed);
     atomic_store_explicit(&block->live.capacity, capacity, memory_order_relaxed);
-    atomic_store_explicit(&block->live.key, address | NRM__LIVE, memory_order_release);
+    atomic_store_explicit(&block->live.key, address | state, memory_order_release);
 }
 
 /* Takes a claimed block back that was not handed out. */
@@ -371,7 +387,7 @@ find_own_pages(struct nrm__pool *pool, const struct nrm__request *request,
 
 static nrm_status
 allocate_block(struct nrm__pool *pool, const struct nrm__request *request,
-               struct nrm__block *out)
+               uintptr_t state, struct nrm__block *out)
 {
     struct nrm__pool_block *block;
     NRM_TRY(prepare(pool));
@@ -389,8 +405,9 @@ allocate_block(struct nrm__pool *pool, const struct nrm__request *request,
     if (!is_zero && is_lazy(pool, request)) {
         is_zero = drop_pages(pool, (void *)address, request->nbytes);
     }
-    block->live.goes_long = is_lazy(pool, request);
-    set_live(block, address, request->nbytes);
+    atomic_store_explicit(&block->live.goes_long, is_lazy(pool, request),
+                          memory_order_relaxed);
+    set_taken(block, address, request->nbytes, state);
     fill(block, address, out);
     out->flags = is_zero ? NRM__BLOCK_IS_ZERO : 0;
     return NRM_OK;
@@ -408,7 +425,12 @@ allocate_cell(struct nrm__pool *pool, const struct nrm__request *request,
     if (n != 0) {
         nrm__slabs_put(&pool->slabs, cells, n);
     }
-    return nrm__slabs_allocate(&pool->slabs, request->nbytes, out);
+    nrm_status status = nrm__slabs_allocate(&pool->slabs, request->nbytes, out);
+    if (status ==
+        NRM_OUT_OF_MEMORY) { /* threads have given up cells meanwhile: gather */
+        status = nrm__slabs_allocate(&pool->slabs, request->nbytes, out);
+    }
+    return status;
 }
 
 static nrm_status
@@ -420,7 +442,7 @@ pool_allocate(nrm_resource *mr, const struct nrm__request *request,
         return allocate_cell(pool, request, out);
     }
     nrm__resource_hold(mr); /* before anybody can find the block */
-    nrm_status status = allocate_block(pool, request, out);
+    nrm_status status = allocate_block(pool, request, NRM__POOL_LIVE, out);
     if (status != NRM_OK) {
         nrm__resource_unhold(mr, 1);
     }
@@ -499,21 +521,22 @@ pool_front(nrm_resource *mr, struct nrm__front *out)
 
 /* ---- chunks of the slabs ---- */
 
+/* A chunk is claimed all the time: while the map does not lead to its slab yet, or any
+   more, an address of a cell must not be taken for the start of a block. */
+
 static nrm_status
 get_chunk(nrm_resource *mr, struct nrm__block *out)
 {
     struct nrm__request request = {.nbytes = NRM__SLAB_CHUNK,
                                    .alignment = NRM__SLAB_CHUNK};
     *out = (struct nrm__block){.owner = mr};
-    return allocate_block(pool_from(mr), &request, out);
+    return allocate_block(pool_from(mr), &request, NRM__POOL_CLAIMED, out);
 }
 
 static void
 put_chunk(nrm_resource *mr, const struct nrm__block *chunk)
 {
-    struct nrm__pool_block *block = block_at(chunk->segment, chunk->ptr);
-    nrm__pool_set_state(block, NRM__POOL_CLAIMED);
-    free_block(pool_from(mr), block);
+    free_block(pool_from(mr), block_at(chunk->segment, chunk->ptr));
 }
 
 /* ---- look-ups ---- */
@@ -553,8 +576,10 @@ pool_find_block(nrm_resource *mr, struct nrm__segment *segment, const void *ptr,
         return nrm__slabs_find(segment, ptr, out);
     }
     struct nrm__pool_block *block = block_at(segment, ptr);
-    if (block != NULL && atomic_load_explicit(&block->live.key, memory_order_acquire) ==
-                             (address | NRM__LIVE)) {
+    bool may_start = (address & NRM__STATE_MASK) == 0;
+    if (may_start && block != NULL &&
+        atomic_load_explicit(&block->live.key, memory_order_acquire) ==
+            (address | NRM__LIVE)) {
         fill(block, address, out);
         return true;
     }
@@ -606,7 +631,7 @@ pool_unclaim_block(nrm_resource *mr, const struct nrm__block *block)
     }
     struct nrm__pool_block *own = block_at(block->segment, block->ptr);
     NRM_ASSERT(own != NULL && nrm__pool_state_of(own) == NRM__POOL_CLAIMED);
-    set_live(own, (uintptr_t)block->ptr, block->nbytes);
+    set_taken(own, (uintptr_t)block->ptr, block->nbytes, NRM__POOL_LIVE);
 }
 
 /* For a pool that has its segments of this one. */

@@ -1,0 +1,655 @@
+/* What threads keep for themselves, while others are at it: wrong frees at the same moment,
+   trims under hot loops, forks, the end of threads and of pools, and a random walk of four
+   threads against a model of what lives. */
+#include <sched.h>
+#include <string.h>
+
+#include "base/bits.h"
+#include "core/uses.h"
+#include "pools/pool.h"
+#include "workers.h"
+
+static nrm_resource *source, *pool;
+
+static void
+begin(void)
+{
+    source = host_source();
+    nrm_resource_retain(source);
+    pool = pool_over(source, 0);
+}
+
+/* Nothing of the pool lives: it and all that it had are gone when this returns. */
+static void
+end(void)
+{
+    CHECK_EQ(live_nbytes(pool), 0);
+    nrm__pool_check(pool);
+    CHECK_OK(nrm_resource_trim(pool, 0, NULL));
+    CHECK_EQ(reserved_nbytes(pool), 0);
+    nrm_resource_release(pool);
+    (void)nrm__retired_drain(0);
+    CHECK_EQ(live_nbytes(source), 0);
+    nrm_resource_release(source);
+}
+
+static const struct size_case {
+    const char *name;
+    size_t nbytes;
+} size_cases[] = {
+    {"a cell of 64 B", 64},
+    {"a cell of 8000 B", 8000},
+    {"a block of 9000 B", 9000},
+    {"a block of 300 kB", 300000},
+};
+
+/* ---- two at one block ---- */
+
+/* Two threads meet here, spinning, so that they go on within a few instructions. */
+struct meeting {
+    atomic_uint n_arrived;
+};
+
+static void
+meet(struct meeting *meeting)
+{
+    unsigned turn = atomic_fetch_add(&meeting->n_arrived, 1) / 2;
+    while (atomic_load(&meeting->n_arrived) / 2 == turn) {
+        sched_yield();
+    }
+}
+
+static struct meeting before_free, after_free;
+static void *_Atomic contested;
+static atomic_uint n_freed, n_refused;
+static int n_contests;
+
+static void
+free_contested(void *unused)
+{
+    (void)unused;
+    for (int i = 0; i < n_contests; i++) {
+        meet(&before_free);
+        nrm_status status =
+            nrm_resource_deallocate(pool, atomic_load(&contested), 0, NULL);
+        CHECK(status == NRM_OK || status == NRM_NOT_OWNED);
+        atomic_fetch_add(status == NRM_OK ? &n_freed : &n_refused, 1);
+        meet(&after_free);
+    }
+}
+
+TEST_EACH(of_two_frees_at_the_same_time_one_wins, size_cases)
+{
+    struct worker worker;
+    begin();
+    fill_cache(pool);
+    worker_start(&worker);
+    worker_run(&worker, fill_cache, pool);
+    n_contests = 4000 / SLOW;
+    atomic_store(&n_freed, 0);
+    atomic_store(&n_refused, 0);
+    worker_ask(&worker, free_contested, NULL);
+    for (int i = 0; i < n_contests; i++) {
+        atomic_store(&contested, allocate(pool, row->nbytes));
+        meet(&before_free);
+        nrm_status status =
+            nrm_resource_deallocate(pool, atomic_load(&contested), 0, NULL);
+        CHECK(status == NRM_OK || status == NRM_NOT_OWNED);
+        atomic_fetch_add(status == NRM_OK ? &n_freed : &n_refused, 1);
+        meet(&after_free);
+        CHECK_EQ(live_nbytes(pool), 0);
+    }
+    worker_wait(&worker);
+    CHECK_EQ(atomic_load(&n_freed), (unsigned)n_contests);
+    CHECK_EQ(atomic_load(&n_refused), (unsigned)n_contests);
+    worker_end(&worker);
+    end();
+}
+
+/* Blocks of the size that was there before and of the one that is there now: whatever a
+   thread took for one of them, they do not overlap. */
+static void
+check_apart(size_t first, size_t second)
+{
+    enum { N = 6 };
+    void *ptrs[N];
+    for (unsigned i = 0; i < N; i++) {
+        size_t nbytes = i % 2 ? first : second;
+        ptrs[i] = allocate(pool, nbytes);
+        write_pattern(ptrs[i], nbytes, i);
+    }
+    for (unsigned i = 0; i < N; i++) {
+        size_t nbytes = i % 2 ? first : second;
+        CHECK(has_pattern(ptrs[i], nbytes, i, nbytes));
+        CHECK_OK(nrm_resource_deallocate(pool, ptrs[i], 0, NULL));
+    }
+}
+
+TEST(a_free_that_races_with_a_resize_tears_nothing)
+{
+    struct worker worker;
+    begin();
+    fill_cache(pool);
+    worker_start(&worker);
+    worker_run(&worker, fill_cache, pool);
+    n_contests = 6000 / SLOW;
+    worker_ask(&worker, free_contested, NULL);
+    for (int i = 0; i < n_contests; i++) {
+        size_t large = 200000 + (size_t)(i % 7) * 1024, small = 20000;
+        void *ptr = allocate(pool, large), *moved = ptr;
+        atomic_store(&contested, ptr);
+        meet(&before_free);
+        nrm_status status = nrm_resource_reallocate(pool, ptr, small, 0, NULL, &moved);
+        meet(&after_free);
+        CHECK(status == NRM_OK || status == NRM_NOT_OWNED);
+        nrm_block_info info;
+        if (status == NRM_OK && nrm_block_find(moved, &info) == NRM_OK) {
+            nrm_resource_release(info.resource);
+            CHECK_OK(nrm_resource_deallocate(pool, moved, 0, NULL));
+        }
+        CHECK_EQ(live_nbytes(pool), 0);
+        check_apart(large, small);
+    }
+    worker_wait(&worker);
+    worker_end(&worker);
+    end();
+}
+
+/* ---- trims ---- */
+
+static atomic_bool loops_stop;
+static atomic_size_t n_loops;
+
+static void
+loop(void *unused)
+{
+    (void)unused;
+    uint64_t state = nrm__thread_id();
+    while (!atomic_load(&loops_stop)) {
+        size_t nbytes = kept_nbytes[next_random(&state) % N_KEPT_SIZES];
+        unsigned char *ptr = allocate(pool, nbytes);
+        ptr[0] = ptr[nbytes - 1] = 7;
+        CHECK_OK(nrm_resource_deallocate(pool, ptr, 0, NULL));
+        atomic_fetch_add_explicit(&n_loops, 1, memory_order_relaxed);
+    }
+}
+
+static void
+start_loops(struct worker *workers, int n)
+{
+    atomic_store(&loops_stop, false);
+    atomic_store(&n_loops, 0);
+    for (int i = 0; i < n; i++) {
+        worker_start(&workers[i]);
+        worker_ask(&workers[i], loop, NULL);
+    }
+    while (atomic_load(&n_loops) < 1000) {
+        sched_yield();
+    }
+}
+
+static void
+end_loops(struct worker *workers, int n)
+{
+    atomic_store(&loops_stop, true);
+    for (int i = 0; i < n; i++) {
+        worker_wait(&workers[i]);
+        worker_end(&workers[i]);
+    }
+}
+
+/* They have something to keep again as soon as it was taken from them. */
+TEST(a_trim_ends_though_other_threads_do_not)
+{
+    struct worker workers[3];
+    begin();
+    start_loops(workers, 3);
+    for (int i = 0; i < 50; i++) {
+        CHECK_OK(nrm_resource_trim(pool, 0, NULL));
+    }
+    end_loops(workers, 3);
+    end();
+}
+
+static void
+trim_in_loop(void *unused)
+{
+    (void)unused;
+    while (!atomic_load(&loops_stop)) {
+        CHECK_OK(nrm_resource_trim(pool, 0, NULL));
+        atomic_fetch_add(&n_loops, 1);
+    }
+}
+
+/* The trim takes the chunk or the segment away, at any moment of the second free. */
+TEST_EACH(a_second_free_is_refused_while_a_trim_takes_the_memory_away, size_cases)
+{
+    struct worker worker;
+    begin();
+    atomic_store(&loops_stop, false);
+    worker_start(&worker);
+    worker_ask(&worker, trim_in_loop, NULL);
+    for (int i = 0; i < 3000 / SLOW; i++) {
+        unsigned char *ptr = allocate(pool, row->nbytes);
+        ptr[0] = 1;
+        CHECK_OK(nrm_resource_deallocate(pool, ptr, 0, NULL));
+        for (int k = 0; k < 3; k++) {
+            CHECK_STATUS(nrm_resource_deallocate(pool, ptr, 0, NULL), NRM_NOT_OWNED);
+            CHECK_STATUS(nrm_resource_deallocate(pool, ptr + 1, 0, NULL),
+                         NRM_NOT_OWNED);
+        }
+    }
+    atomic_store(&loops_stop, true);
+    worker_wait(&worker);
+    worker_end(&worker);
+    end();
+}
+
+/* ---- forks ---- */
+
+static void
+use_in_child(void)
+{
+    struct worker worker;
+    void *ptrs[N_KEPT_SIZES];
+    for (size_t i = 0; i < N_KEPT_SIZES; i++) {
+        ptrs[i] = allocate(pool, kept_nbytes[i]);
+        write_pattern(ptrs[i], kept_nbytes[i], (unsigned)i);
+    }
+    CHECK_OK(nrm_resource_trim(pool, 0, NULL));
+    nrm__pool_check(pool);
+    if (CHILD_HAS_THREADS) { /* with the thread state of one that is not here */
+        worker_start(&worker);
+        worker_run(&worker, fill_cache, pool);
+        worker_end(&worker);
+    }
+    for (size_t i = 0; i < N_KEPT_SIZES; i++) {
+        CHECK(has_pattern(ptrs[i], kept_nbytes[i], (unsigned)i, kept_nbytes[i]));
+        CHECK_OK(nrm_resource_deallocate(pool, ptrs[i], 0, NULL));
+    }
+    CHECK_OK(nrm_resource_trim(pool, 0, NULL));
+    nrm__pool_check(pool);
+    nrm_resource_release(pool);
+}
+
+TEST(a_child_forked_amid_hot_loops_can_use_and_trim_the_pool)
+{
+    struct worker workers[3];
+    begin();
+    start_loops(workers, 3);
+    for (int i = 0; i < 40; i++) {
+        CHECK_IN_CHILD(use_in_child);
+    }
+    end_loops(workers, 3);
+    end();
+}
+
+/* ---- the end of threads and pools ---- */
+
+static void
+allocate_contested(void *unused)
+{
+    (void)unused;
+    atomic_store(&contested, allocate(pool, 100000));
+}
+
+/* A thread whose magazines are empty holds nothing of the pool. */
+TEST(a_pool_may_die_while_a_thread_that_used_it_ends)
+{
+    for (int i = 0; i < 1500 / SLOW; i++) {
+        struct worker worker;
+        begin();
+        worker_start(&worker);
+        worker_run(&worker, allocate_contested, NULL);
+        CHECK_OK(nrm_resource_deallocate(pool, atomic_load(&contested), 0, NULL));
+        worker_ask(&worker, NULL, NULL); /* ends, now or a little later */
+        for (int k = 0; k < i % 40; k++) {
+            sched_yield();
+        }
+        nrm_resource_release(pool);
+        pthread_join(worker.thread, NULL);
+        sem_destroy(&worker.asked);
+        sem_destroy(&worker.answered);
+        (void)nrm__retired_drain(0);
+        CHECK_EQ(live_nbytes(source), 0);
+        nrm_resource_release(source);
+    }
+}
+
+/* The last user goes while other threads free the last blocks. */
+static void *last_blocks[64];
+
+static void
+free_last_blocks(void *unused)
+{
+    (void)unused;
+    meet(&before_free);
+    for (size_t i = 0; i < 64; i++) {
+        CHECK_OK(nrm_resource_deallocate(pool, last_blocks[i], 0, NULL));
+    }
+}
+
+TEST(the_last_user_may_go_while_the_last_blocks_are_freed)
+{
+    struct worker worker;
+    worker_start(&worker);
+    for (int i = 0; i < 800 / SLOW; i++) {
+        begin();
+        worker_run(&worker, fill_cache, pool);
+        for (size_t k = 0; k < 64; k++) {
+            last_blocks[k] = allocate(pool, k % 8 ? 100 : 20000);
+        }
+        worker_ask(&worker, free_last_blocks, NULL);
+        meet(&before_free);
+        for (int k = 0; k < i % 30; k++) {
+            sched_yield();
+        }
+        nrm_resource_release(pool);
+        worker_wait(&worker);
+        (void)nrm__retired_drain(0);
+        CHECK_EQ(live_nbytes(source), 0);
+        nrm_resource_release(source);
+    }
+    worker_end(&worker);
+}
+
+/* ---- producers and consumers ---- */
+
+#define N_PAIRS 4
+#define RING 256
+
+struct ring {
+    _Atomic(unsigned char *) blocks[RING];
+    uint64_t seed;
+    int64_t nbytes, n_blocks;
+};
+
+static size_t
+nbytes_of(uint64_t random)
+{
+    return random % 16 == 0 ? 8193 + random / 16 % 300000 : 1 + random / 16 % 2000;
+}
+
+static void
+produce(void *argument)
+{
+    struct ring *ring = argument;
+    uint64_t state = ring->seed;
+    for (int i = 0; i < 40000 / SLOW; i++) {
+        size_t nbytes = nbytes_of(next_random(&state));
+        unsigned char *block = allocate(pool, nbytes);
+        block[0] = block[nbytes - 1] = (unsigned char)i;
+        while (atomic_load(&ring->blocks[i % RING]) != NULL) {
+            sched_yield();
+        }
+        atomic_store(&ring->blocks[i % RING], block);
+        ring->nbytes += (int64_t)nbytes;
+        ring->n_blocks++;
+    }
+}
+
+static void
+consume(void *argument)
+{
+    struct ring *ring = argument;
+    uint64_t state = ring->seed;
+    for (int i = 0; i < 40000 / SLOW; i++) {
+        size_t nbytes = nbytes_of(next_random(&state));
+        unsigned char *block;
+        while ((block = atomic_load(&ring->blocks[i % RING])) == NULL) {
+            sched_yield();
+        }
+        atomic_store(&ring->blocks[i % RING], NULL);
+        CHECK(block[0] == (unsigned char)i && block[nbytes - 1] == (unsigned char)i);
+        CHECK_OK(nrm_resource_deallocate(pool, block, 0, NULL));
+    }
+}
+
+TEST(what_some_threads_produce_others_consume)
+{
+    static struct ring rings[N_PAIRS];
+    struct worker workers[2 * N_PAIRS];
+    nrm_statistics statistics = {0};
+    int64_t nbytes = 0, n_blocks = 0;
+    begin();
+    for (int i = 0; i < N_PAIRS; i++) {
+        rings[i].seed = (uint64_t)i + 99;
+    }
+    for (int i = 0; i < 2 * N_PAIRS; i++) {
+        worker_start(&workers[i]);
+        worker_ask(&workers[i], i % 2 ? consume : produce, &rings[i / 2]);
+    }
+    for (int i = 0; i < 2 * N_PAIRS; i++) {
+        worker_wait(&workers[i]);
+        nbytes += i % 2 ? 0 : rings[i / 2].nbytes;
+        n_blocks += i % 2 ? 0 : rings[i / 2].n_blocks;
+    }
+    REQUIRE_OK(nrm_resource_statistics(pool, &statistics));
+    CHECK_EQ(statistics.current_count, 0);
+    CHECK_EQ(statistics.total_bytes, nbytes);
+    CHECK_EQ(statistics.total_count, n_blocks);
+    CHECK_EQ(statistics.errors, 0);
+    CHECK_LE(statistics.peak_count,
+             N_PAIRS * (RING + 2) + 2 * N_PAIRS * (NRM__SHARD_COUNT + 1));
+    for (int i = 0; i < 2 * N_PAIRS; i++) {
+        worker_end(&workers[i]);
+    }
+    end();
+}
+
+/* ---- a random walk of four threads ---- */
+
+#define N_WALKERS 4
+#define N_OWN 80
+#define N_POSTED 32
+
+struct walk_block {
+    unsigned char *ptr; /* NULL: none */
+    size_t nbytes;
+    unsigned key;
+};
+
+struct walker {
+    uint64_t state;
+    struct walk_block blocks[N_OWN];
+    int64_t total_bytes, total_count; /* what it asked for in new blocks */
+};
+
+static struct walker walkers[N_WALKERS];
+static nrm_resource *route;
+
+/* Blocks on their way from thread to thread. */
+static struct {
+    pthread_mutex_t lock;
+    struct walk_block blocks[N_POSTED];
+} post = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static size_t
+walk_nbytes(uint64_t *state)
+{
+    uint64_t r = next_random(state);
+    switch (r % 8) {
+    case 0:
+        return 1 + (r >> 8) % (1200 * NRM__KIB);
+    case 1:
+    case 2:
+        return 1 + (r >> 8) % (64 * NRM__KIB);
+    default:
+        return 1 + (r >> 8) % 2000;
+    }
+}
+
+static bool
+is_whole(const struct walk_block *block)
+{
+    return has_pattern(block->ptr, block->nbytes, block->key, block->nbytes);
+}
+
+static void
+walk_allocate(struct walker *walker, struct walk_block *block)
+{
+    nrm_resource *mr = next_random(&walker->state) % 2 ? pool : route;
+    bool zeroed = next_random(&walker->state) % 4 == 0;
+    void *ptr = NULL;
+    block->nbytes = walk_nbytes(&walker->state);
+    block->key = (unsigned)next_random(&walker->state);
+    CHECK_OK(zeroed ? nrm_resource_allocate_zeroed(mr, block->nbytes, 0, NULL, &ptr)
+                    : nrm_resource_allocate(mr, block->nbytes, 0, NULL, &ptr));
+    block->ptr = ptr;
+    CHECK_ALIGNED(ptr, 64);
+    for (size_t i = 0; zeroed && i < block->nbytes; i++) {
+        if (!CHECK_EQ(block->ptr[i], 0)) {
+            break;
+        }
+    }
+    write_pattern(ptr, block->nbytes, block->key);
+    walker->total_bytes += (int64_t)block->nbytes;
+    walker->total_count++;
+}
+
+static void
+walk_resize(struct walker *walker, struct walk_block *block)
+{
+    nrm_resource *mr = next_random(&walker->state) % 2 ? pool : route;
+    size_t nbytes = walk_nbytes(&walker->state);
+    void *ptr = NULL;
+    CHECK(is_whole(block));
+    REQUIRE_OK(nrm_resource_reallocate(mr, block->ptr, nbytes, 0, NULL, &ptr));
+    CHECK(has_pattern(ptr, nrm__min(nbytes, block->nbytes), block->key, block->nbytes));
+    block->ptr = ptr;
+    block->nbytes = nbytes;
+    write_pattern(ptr, nbytes, block->key);
+}
+
+static void
+walk_free(struct walker *walker, struct walk_block *block)
+{
+    nrm_resource *mr = next_random(&walker->state) % 2 ? pool : route;
+    CHECK(is_whole(block));
+    CHECK_STATUS(nrm_resource_deallocate(mr, block->ptr + 1 + block->nbytes / 2, 0,
+                                         NULL),
+                 NRM_NOT_OWNED);
+    CHECK_OK(nrm_resource_deallocate(mr, block->ptr, 0, NULL));
+    block->ptr = NULL;
+}
+
+static void
+walk_exchange(struct walker *walker, struct walk_block *block)
+{
+    struct walk_block *other = &post.blocks[next_random(&walker->state) % N_POSTED];
+    pthread_mutex_lock(&post.lock);
+    struct walk_block mine = *block;
+    *block = *other;
+    *other = mine;
+    pthread_mutex_unlock(&post.lock);
+}
+
+static void
+walk(void *argument)
+{
+    struct walker *walker = argument;
+    for (int step = 0; step < 2000 / SLOW; step++) {
+        struct walk_block *block = &walker->blocks[next_random(&walker->state) % N_OWN];
+        uint64_t choice = next_random(&walker->state) % 64;
+        if (choice == 0) {
+            CHECK_OK(nrm_resource_trim(pool, 0, NULL));
+        }
+        else if (choice < 16) {
+            walk_exchange(walker, block);
+        }
+        else if (block->ptr == NULL) {
+            walk_allocate(walker, block);
+        }
+        else if (choice < 32) {
+            walk_resize(walker, block);
+        }
+        else {
+            walk_free(walker, block);
+        }
+    }
+}
+
+static int
+by_address(const void *a, const void *b)
+{
+    const struct walk_block *one = a, *other = b;
+    return one->ptr < other->ptr ? -1 : one->ptr > other->ptr;
+}
+
+/* All threads stand still: what they have is apart, known by its size, and counted. */
+static void
+check_walk(void)
+{
+    static struct walk_block all[N_WALKERS * N_OWN + N_POSTED];
+    size_t n = 0;
+    int64_t nbytes = 0;
+    for (int i = 0; i < N_WALKERS; i++) {
+        for (int k = 0; k < N_OWN; k++) {
+            all[n] = walkers[i].blocks[k];
+            n += all[n].ptr != NULL;
+        }
+    }
+    for (int k = 0; k < N_POSTED; k++) {
+        all[n] = post.blocks[k];
+        n += all[n].ptr != NULL;
+    }
+    qsort(all, n, sizeof *all, by_address);
+    for (size_t i = 0; i < n; i++) {
+        nrm_block_info info = {0};
+        CHECK(i + 1 == n || all[i].ptr + all[i].nbytes <= all[i + 1].ptr);
+        REQUIRE_OK(nrm_block_find(all[i].ptr + all[i].nbytes - 1, &info));
+        nrm_resource_release(info.resource);
+        CHECK(info.ptr == all[i].ptr && info.resource == pool);
+        CHECK_EQ(info.nbytes, all[i].nbytes);
+        CHECK(is_whole(&all[i]));
+        nbytes += (int64_t)all[i].nbytes;
+    }
+    nrm_statistics statistics = {0};
+    REQUIRE_OK(nrm_resource_statistics(pool, &statistics));
+    CHECK_EQ(statistics.current_bytes, nbytes);
+    CHECK_EQ(statistics.current_count, (int64_t)n);
+    CHECK_GE(statistics.peak_bytes, nbytes);
+    CHECK_GE(statistics.reserved_bytes, nbytes);
+    nrm__pool_check(pool);
+}
+
+TEST(four_threads_agree_with_a_model)
+{
+    struct worker workers[N_WALKERS];
+    nrm_route_options options = NRM_OPTIONS(nrm_route_options);
+    begin();
+    options.large = source;
+    options.small = options.rescue = pool;
+    options.threshold = 2 * NRM__MIB;
+    REQUIRE_OK(nrm_route_create(&options, &route));
+    for (int i = 0; i < N_WALKERS; i++) {
+        worker_start(&workers[i]);
+        walkers[i].state = (uint64_t)i + 7;
+    }
+    for (int round = 0; round < 12; round++) {
+        for (int i = 0; i < N_WALKERS; i++) {
+            worker_ask(&workers[i], walk, &walkers[i]);
+        }
+        for (int i = 0; i < N_WALKERS; i++) {
+            worker_wait(&workers[i]);
+        }
+        check_walk();
+    }
+    for (int i = 0; i < N_WALKERS; i++) {
+        worker_end(&workers[i]);
+        for (int k = 0; k < N_OWN; k++) {
+            if (walkers[i].blocks[k].ptr != NULL) {
+                walk_free(&walkers[i], &walkers[i].blocks[k]);
+            }
+        }
+    }
+    for (int k = 0; k < N_POSTED; k++) {
+        if (post.blocks[k].ptr != NULL) {
+            walk_free(&walkers[0], &post.blocks[k]);
+        }
+    }
+    nrm_resource_release(route);
+    end();
+}
+
+CHECK_MAIN

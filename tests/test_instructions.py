@@ -1,0 +1,104 @@
+"""How many instructions a pair of an allocation and a free takes: a time that no other
+program on the machine can spoil.
+
+A release build of tests/c/pairs.c runs under Valgrind's callgrind, and no case may take
+more than its ceiling. One that does got slower; when that is wanted, the table changes
+in the same commit. The kernel's membarrier is missing under Valgrind, so threads fence,
+and the figures are a few instructions above those of a program that runs by itself.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+MESON = [sys.executable, "-m", "mesonbuild.mesonmain"]
+N_PAIRS = 2000
+
+# Instructions of a pair, at most: what gcc 12 needs on x86-64, and a tenth.
+CEILINGS = {
+    "pool_64_B": 327,
+    "pool_64_KiB": 361,
+    "pool_4_MiB": 2198,
+    "route_64_B": 359,
+    "route_64_KiB": 393,
+}
+
+
+def run(*command: str | Path) -> str:
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
+    if done.returncode != 0:
+        pytest.fail(f"{' '.join(map(str, command))}\n{done.stdout}", pytrace=False)
+    return done.stdout
+
+
+def require_what_the_ceilings_are_for() -> None:
+    if platform.machine() != "x86_64":
+        pytest.skip(f"the ceilings are for x86-64, this is {platform.machine()}")
+    if shutil.which("valgrind") is None:
+        pytest.skip("valgrind is not installed")
+    for name in ("CFLAGS", "LDFLAGS", "NUMPY_RMM_TEST_SANITIZE"):
+        if os.environ.get(name):
+            pytest.skip(f"the ceilings are for a plain release build, {name} is set")
+
+
+def build_release() -> Path:
+    """The directory of a release build with the program in it, kept and updated."""
+    key = f"{sys.executable} {os.environ.get('CC')}"
+    digest = hashlib.sha256(key.encode()).hexdigest()[:8]
+    build = ROOT / "build" / f"c-release-{digest}"
+    build.mkdir(parents=True, exist_ok=True)
+    with (build.parent / f"{build.name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if not (build / "build.ninja").exists():
+            run(*MESON, "setup", "-Dtests=true", "-Dbuildtype=release", build)
+        compilers = json.loads(run(*MESON, "introspect", "--compilers", build))
+        if compilers["host"]["c"]["id"] != "gcc":
+            pytest.skip(f"the ceilings are for gcc, this is {compilers['host']['c']}")
+        run(*MESON, "compile", "-C", build, "pairs")
+    return build
+
+
+@pytest.fixture(scope="module")
+def counts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
+    """Instructions of a pair of each case."""
+    require_what_the_ceilings_are_for()
+    build = build_release()
+    profile = tmp_path_factory.mktemp("callgrind") / "profile"
+    run(
+        "valgrind",
+        "--tool=callgrind",
+        f"--callgrind-out-file={profile}",
+        "--compress-strings=no",
+        "--compress-pos=no",
+        build / "tests" / "c" / "pairs",
+        str(N_PAIRS),
+    )
+    # The call of a function, and on the next line where from and what it cost in all.
+    calls = re.findall(
+        r"^cfn=(\w+)\ncalls=1 .*\n\S+ (\d+)$", profile.read_text(), re.MULTILINE
+    )
+    return {name: int(n) / N_PAIRS for name, n in calls if name in CEILINGS}
+
+
+@pytest.mark.parametrize("case", CEILINGS)
+def test_a_pair_stays_under_its_ceiling(case: str, counts: dict[str, float]) -> None:
+    assert 0 < counts[case] <= CEILINGS[case]
