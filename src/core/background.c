@@ -1,15 +1,20 @@
 /*
- * See background.h. The thread polls with a growing pause while something is retired and
- * waits on a condition variable otherwise. A forked child has no such thread; it starts
- * one of its own when it retires something.
+ * See background.h. While something is retired the thread polls with a growing pause;
+ * otherwise it sleeps until what is watched is due, or until it is woken. A forked child
+ * has no such thread; it starts one of its own when it has something to do. What the
+ * thread was giving back at the moment of the fork stays mapped in the child, and keeps
+ * its resource.
  */
 #include "core/background.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <stdint.h>
+#include <time.h>
 
+#include "base/bits.h"
+#include "base/lock.h"
 #include "core/hooks.h"
 #include "core/uses.h"
 #include "os/fork.h"
@@ -18,26 +23,135 @@
 #define PAUSE_FIRST_NS UINT64_C(5000000)
 #define SETTLE_PAUSE_NS UINT64_C(200000)
 #define PAUSE_LAST_NS UINT64_C(500000000)
+#define WATCH_PAUSE_NS UINT64_C(1000000) /* between two looks at least */
+#define NEVER UINT64_MAX
 
 enum state { ABSENT, STARTING, ASLEEP, AWAKE };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* guards sleeping only */
-static pthread_cond_t condition = PTHREAD_COND_INITIALIZER;
+static pthread_cond_t condition;                          /* of the monotonic clock */
 static atomic_int state;
 static atomic_bool working; /* it may be inside the driver */
+static atomic_uint_least64_t n_turns;
+
+static struct nrm__lock watched_lock = NRM__LOCK_INIT(NRM__RANK_LEAF);
+static struct nrm__link watched_list = {&watched_list, &watched_list};
+
+/* ---- what is watched ---- */
+
+void
+nrm__background_watched_init(struct nrm__watched *watched, nrm_resource *mr,
+                             uint64_t (*look)(nrm_resource *, uint64_t, bool))
+{
+    nrm__list_init(&watched->link);
+    watched->mr = mr;
+    watched->look = look;
+}
 
 static void
-sleep_until_woken(void)
+insert(struct nrm__watched *watched, uint64_t due_ns)
+{
+    nrm__lock_acquire(&watched_lock);
+    watched->due_ns = due_ns;
+    nrm__list_append(&watched_list, &watched->link);
+    nrm__lock_release(&watched_lock);
+}
+
+void
+nrm__background_watch(struct nrm__watched *watched)
+{
+    insert(watched, 0);
+    nrm__background_wake();
+}
+
+void
+nrm__background_forget(struct nrm__watched *watched)
+{
+    nrm__lock_acquire(&watched_lock);
+    nrm__list_remove(&watched->link);
+    nrm__lock_release(&watched_lock);
+}
+
+static uint64_t
+first_due(void)
+{
+    uint64_t first = NEVER;
+    nrm__lock_acquire(&watched_lock);
+    for (struct nrm__link *link = watched_list.next; link != &watched_list;
+         link = link->next) {
+        first =
+            nrm__min(first, NRM__CONTAINER(link, struct nrm__watched, link)->due_ns);
+    }
+    nrm__lock_release(&watched_lock);
+    return first;
+}
+
+/* One that is due, out of the list, its resource retained; NULL: none is. One that is dying
+   leaves the list for good. */
+static struct nrm__watched *
+take_due(uint64_t now_ns)
+{
+    struct nrm__watched *due = NULL;
+    struct nrm__link *next;
+    nrm__lock_acquire(&watched_lock);
+    for (struct nrm__link *link = watched_list.next;
+         link != &watched_list && due == NULL; link = next) {
+        struct nrm__watched *watched = NRM__CONTAINER(link, struct nrm__watched, link);
+        next = link->next;
+        if (watched->due_ns <= now_ns) {
+            nrm__list_remove(link);
+            due = nrm__resource_try_retain(watched->mr) ? watched : NULL;
+        }
+    }
+    nrm__lock_release(&watched_lock);
+    return due;
+}
+
+static void
+look_at_watched(void)
+{
+    struct nrm__watched *watched;
+    uint64_t now_ns = nrm__clock_ns();
+    while ((watched = take_due(now_ns)) != NULL) {
+        nrm_resource *mr = watched->mr;
+        uint64_t due_ns = watched->look(mr, now_ns, watched->due_ns == 0);
+        if (due_ns != 0) {
+            insert(watched, nrm__max(due_ns, now_ns + WATCH_PAUSE_NS));
+        }
+        nrm_resource_release(mr); /* which may be its end */
+    }
+}
+
+/* ---- the thread ---- */
+
+/* Sleeps until it is woken, or until `due_ns`. */
+static void
+wait_until(uint64_t due_ns)
+{
+    struct timespec due = {.tv_sec = (time_t)(due_ns / 1000000000),
+                           .tv_nsec = (long)(due_ns % 1000000000)};
+    while (atomic_load(&state) == ASLEEP) {
+        if (due_ns == NEVER) {
+            pthread_cond_wait(&condition, &mutex);
+        }
+        else if (pthread_cond_timedwait(&condition, &mutex, &due) == ETIMEDOUT) {
+            atomic_store(&state, AWAKE);
+        }
+    }
+}
+
+static void
+sleep_until_due(void)
 {
     pthread_mutex_lock(&mutex);
-    /* Said first and looked at then: who retires something does it the other way round. */
+    /* Said first and looked at then: who has something to do for it does it the other way
+       round. */
     atomic_store(&state, ASLEEP);
-    if (!nrm__retired_is_empty()) {
+    uint64_t due_ns = first_due();
+    if (!nrm__retired_is_empty() || due_ns <= nrm__clock_ns()) {
         atomic_store(&state, AWAKE);
     }
-    while (atomic_load(&state) == ASLEEP) {
-        pthread_cond_wait(&condition, &mutex);
-    }
+    wait_until(due_ns);
     pthread_mutex_unlock(&mutex);
 }
 
@@ -50,11 +164,17 @@ run(void *unused)
     while (!nrm__is_exiting()) {
         if (nrm__retired_is_empty()) {
             pause = PAUSE_FIRST_NS;
-            sleep_until_woken();
+            sleep_until_due();
         }
-        nrm__sleep_ns(pause);
+        if (!nrm__retired_is_empty()) {
+            nrm__sleep_ns(pause);
+        }
+        atomic_fetch_add(&n_turns, 1);
         atomic_store(&working, true);
         size_t nbytes = nrm__is_exiting() ? 0 : nrm__retired_release_done();
+        if (!nrm__is_exiting()) {
+            look_at_watched();
+        }
         atomic_store(&working, false);
         if (nbytes == 0 && pause < PAUSE_LAST_NS) {
             pause *= 2;
@@ -121,22 +241,45 @@ nrm__background_is_running(void)
     return atomic_load(&state) != ABSENT;
 }
 
+uint64_t
+nrm__background_n_turns(void)
+{
+    return atomic_load(&n_turns);
+}
+
+/* ---- fork ---- */
+
+static void
+init_condition(void)
+{
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&condition, &attributes);
+    pthread_condattr_destroy(&attributes);
+}
+
 static void
 fork_child(void)
 {
     pthread_mutex_init(&mutex, NULL);
-    pthread_cond_init(&condition, NULL);
+    init_condition();
     atomic_store(&state, ABSENT);
     atomic_store(&working, false);
+    while (!nrm__list_is_empty(&watched_list)) {
+        nrm__list_remove(watched_list.next);
+    }
 }
 
 static const struct nrm__fork_hook fork_hook = {
     .rank = NRM__RANK_LEAF,
+    .lock = &watched_lock,
     .child = fork_child,
 };
 
 __attribute__((constructor)) static void
-add_fork_hook(void)
+prepare(void)
 {
+    init_condition();
     nrm__fork_hook_add(&fork_hook);
 }

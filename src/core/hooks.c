@@ -40,6 +40,14 @@ nrm__attach(void *token)
     }
 }
 
+bool
+nrm__collect(void)
+{
+    nrm__assert_no_locks();
+    return atomic_load_explicit(&has_hooks, memory_order_acquire) &&
+           hooks.collect != NULL && !nrm__is_exiting() && hooks.collect();
+}
+
 /* ---- the end ---- */
 
 static atomic_bool exiting;

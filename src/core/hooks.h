@@ -15,6 +15,8 @@ struct nrm__hooks {
     void *(*detach)(void);
     /* Takes it back; NULL does nothing. May never return while the process ends. */
     void (*attach)(void *token);
+    /* Finds garbage that may own blocks, and lets go of it. False: it could not. */
+    bool (*collect)(void);
 };
 
 /* Once, before any resource is used. */
@@ -23,6 +25,13 @@ void nrm__hooks_set(const struct nrm__hooks *hooks);
 /* Around every wait and every driver call that can block; no lock of ours is held. */
 void *nrm__detach(void);
 void nrm__attach(void *token);
+
+/*
+ * For a request that failed for lack of memory and came from the language itself, which may
+ * run code of its own then: never for an array's handler. No lock of ours is held. True: it
+ * is worth one more try.
+ */
+bool nrm__collect(void);
 
 /*
  * The process has begun to end: nothing waits, no driver call is made, nothing is given

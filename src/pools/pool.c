@@ -46,6 +46,7 @@
 #define WAIT_MIN_NBYTES NRM__MIB /* requests of fewer bytes never wait for the GPU */
 #define IDLE_FRACTION 16         /* of the memory that may lie idle in a host pool */
 #define PARKED_BLOCKS 4          /* parked blocks of the size asked that are let be */
+#define GROW_TRIES 16            /* of a growth that others took the fruit of */
 #define SLACK_SHIFT 3            /* a block that moves to grow gets an eighth more */
 #define SLACK_MIN_NBYTES (4 * NRM__KIB)
 #define GROWING_NBYTES NRM__MIB /* from here on a growing block has pages of its own */
@@ -163,7 +164,11 @@ free_block(struct nrm__pool *pool, struct nrm__pool_block *block)
         nrm__pool_free_locked(pool, block, false);
     }
     bool is_idle = is_large && pool->free_nbytes > pool->idle_nbytes;
+    bool decays = nrm__pool_begins_decay_locked(pool);
     nrm__lock_release(&pool->lock);
+    if (decays) {
+        nrm__background_watch(&pool->watched);
+    }
     if (is_idle) {
         nrm__pool_give_idle_back(pool);
     }
@@ -185,73 +190,196 @@ take_from_thread(struct nrm__pool *pool)
     return n != 0;
 }
 
-/* What threads keep, and chunks without a live cell, become free memory. */
-static void
-gather(struct nrm__pool *pool)
+/* ---- the search for memory ---- */
+
+/* The search for the memory of one request, once nothing that is free fits. */
+struct search {
+    struct nrm__pool *pool;
+    const struct nrm__request *request;
+    size_t alignment;
+    size_t nbytes;           /* wanted: with room to grow, and for a shift */
+    size_t exact;            /* enough */
+    size_t unclosed, parked; /* when the pool was looked at last */
+    struct nrm__pool_block *found;
+    nrm_status status; /* of the last growth */
+    nrm_error said;    /* the upstream's words when that failed; empty: the limit's */
+};
+
+static bool
+look(struct search *search)
 {
-    size_t nbytes = 0;
-    nrm__cache_drain(&pool->base);
-    nrm__slabs_trim(&pool->slabs, 0, &nbytes);
+    search->found = try_take(search->pool, search->nbytes, search->alignment,
+                             &search->unclosed, &search->parked);
+    if (search->found == NULL && search->exact < search->nbytes) {
+        search->found = try_take(search->pool, search->exact, search->alignment,
+                                 &search->unclosed, &search->parked);
+    }
+    return search->found != NULL;
 }
 
-/* Free memory for a block, taking it from parked memory that is done, from the upstream,
-   or from parked memory after a wait: in this order, each tried once more after it made
-   progress. */
+static bool
+promote(struct search *search)
+{
+    return search->parked != 0 && nrm__epoch_poll() && look(search);
+}
+
+static bool
+promote_unclosed(struct search *search)
+{
+    return search->unclosed != 0 && close_epoch(search->pool) && look(search);
+}
+
+/* What this thread keeps comes first: that of others only when nothing else helps. */
+static bool
+take_own(struct search *search)
+{
+    return take_from_thread(search->pool) && look(search);
+}
+
+static bool
+may_wait(const struct search *search)
+{
+    return search->nbytes >= WAIT_MIN_NBYTES;
+}
+
+/* Waits before the pool grows beside much that is parked. */
+static bool
+hold_back(struct search *search)
+{
+    struct nrm__pool *pool = search->pool;
+    uint64_t last = nrm__epoch_stamp();
+    size_t limit = nrm__max(pool->parked_limit,
+                            PARKED_BLOCKS * nrm__min(search->nbytes, NRM__GIB));
+    while (search->parked > limit && may_wait(search) && !nrm__epoch_is_done(last) &&
+           wait_for_epoch(pool, pool->wait_limit_ns)) {
+        if (look(search) || promote_unclosed(search)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static nrm_status
+grow_once(struct search *search)
+{
+    nrm_status status = nrm__pool_grow(search->pool, search->nbytes, search->alignment);
+    if (status == NRM_OUT_OF_MEMORY && search->exact < search->nbytes) {
+        search->nbytes = search->exact; /* without room for more, and for a shift */
+        status = nrm__pool_grow(search->pool, search->nbytes, search->alignment);
+    }
+    return status;
+}
+
+/* What it brings, others may take first, and then it tries again. */
+static bool
+grow(struct search *search)
+{
+    for (int i = 0; i < GROW_TRIES; i++) {
+        search->status = grow_once(search);
+        if (search->status != NRM_OK) {
+            search->said = *nrm_last_error();
+            return false;
+        }
+        if (look(search)) {
+            return true;
+        }
+    }
+    search->status = NRM_OUT_OF_MEMORY;
+    search->said = (nrm_error){.status = NRM_OUT_OF_MEMORY};
+    return false;
+}
+
+/* What threads keep, and chunks in which no cell is live, become free blocks. */
+static bool
+drain(struct search *search)
+{
+    struct nrm__pool *pool = search->pool;
+    size_t nbytes = 0;
+    nrm__cache_drain(&pool->base);
+    if (pool->has_slabs) {
+        nrm__slabs_trim(&pool->slabs, 0, &nbytes);
+    }
+    return look(search);
+}
+
+/* Memory of the wrong sizes goes back, for a segment of the right one. */
+static bool
+exchange(struct search *search)
+{
+    size_t nbytes = nrm__pool_give_segments_back(search->pool, 0, 0);
+    nbytes += nrm__retired_drain(0);
+    return nbytes != 0 && grow(search);
+}
+
+/* Whether memory may come when the GPU goes on: to the pool, or to an upstream that has
+   no more. */
+static bool
+is_awaited(const struct search *search)
+{
+    bool upstream_waits = search->pool->base.kind != NRM_KIND_HOST &&
+                          search->said.message[0] != '\0' && !nrm__retired_is_empty();
+    return search->parked != 0 || upstream_waits;
+}
+
+static bool
+wait_when_full(struct search *search)
+{
+    struct nrm__pool *pool = search->pool;
+    uint64_t last = nrm__epoch_stamp();
+    uint64_t wait_ns = pool->waits_when_full ? UINT64_MAX
+                       : may_wait(search)    ? pool->wait_limit_ns
+                                             : 0;
+    while (search->status == NRM_OUT_OF_MEMORY && is_awaited(search) && wait_ns != 0 &&
+           !nrm__epoch_is_done(last) && wait_for_epoch(pool, wait_ns)) {
+        if (look(search) || promote_unclosed(search) || exchange(search)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/*
+ * Takes one step after the other, each once. It ends: `grow` has a bound, and the two that
+ * wait go on only when an epoch more is done than before, and until the one is that was
+ * open when they began. So they wait for no more epochs than were pending then, whatever
+ * others park meanwhile. A failure other than a lack of memory ends it at once.
+ */
+static nrm_status
+climb(struct search *search)
+{
+    static bool (*const steps[])(struct search *) = {
+        promote, promote_unclosed, take_own, hold_back, grow, drain, exchange, wait_when_full,
+    };
+    search->status = NRM_OUT_OF_MEMORY;
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
+        if (steps[i](search)) {
+            return NRM_OK;
+        }
+        if (search->status != NRM_OUT_OF_MEMORY) {
+            return nrm__error_native(search->status, search->said.native_code,
+                                     search->said.native_name, "%s",
+                                     search->said.message);
+        }
+    }
+    return nrm__pool_explain(search->pool, &search->said, search->request->nbytes);
+}
+
+/* Free memory for a block. */
 static nrm_status
 find_memory(struct nrm__pool *pool, const struct nrm__request *request,
             struct nrm__pool_block **out)
 {
-    size_t nbytes = block_nbytes(pool, request);
-    size_t alignment = nrm__max(request->alignment, pool->alignment);
-    size_t unclosed, parked;
-    bool may_wait = nbytes >= WAIT_MIN_NBYTES;
-    size_t limit =
-        nrm__max(pool->parked_limit, PARKED_BLOCKS * nrm__min(nbytes, NRM__GIB));
-    size_t exact = nrm__align_up(request->nbytes, pool->granule);
-    bool may_gather = pool->has_slabs;
-    for (;;) {
-        *out = try_take(pool, nbytes, alignment, &unclosed, &parked);
-        if (*out == NULL && exact < nbytes) {
-            *out = try_take(pool, exact, alignment, &unclosed, &parked);
-        }
-        if (*out == NULL && take_from_thread(pool)) {
-            continue;
-        }
-        if (*out != NULL) {
-            return NRM_OK;
-        }
-        if (parked != 0 && nrm__epoch_poll()) {
-            continue;
-        }
-        if (unclosed != 0 && close_epoch(pool)) {
-            continue;
-        }
-        if (parked > limit && may_wait && wait_for_epoch(pool, pool->wait_limit_ns)) {
-            continue;
-        }
-        nrm_status status = nrm__pool_grow(pool, nbytes, alignment, request->nbytes);
-        if (status == NRM_OUT_OF_MEMORY && exact < nbytes) {
-            nbytes = exact; /* without room for more, and for a shift */
-            status = nrm__pool_grow(pool, nbytes, alignment, request->nbytes);
-        }
-        if (status == NRM_OK) {
-            continue;
-        }
-        if (status == NRM_OUT_OF_MEMORY && may_gather) {
-            may_gather = false;
-            gather(pool);
-            continue;
-        }
-        if (status != NRM_OUT_OF_MEMORY || parked == 0) {
-            return status;
-        }
-        uint64_t wait_ns = pool->waits_when_full ? UINT64_MAX
-                           : may_wait            ? pool->wait_limit_ns
-                                                 : 0;
-        if (wait_ns == 0 || !wait_for_epoch(pool, wait_ns)) {
-            return status;
-        }
+    struct search search;
+    search.pool = pool;
+    search.request = request;
+    search.alignment = nrm__max(request->alignment, pool->alignment);
+    search.nbytes = block_nbytes(pool, request);
+    search.exact = nrm__align_up(request->nbytes, pool->granule);
+    if (!look(&search)) {
+        NRM_TRY(climb(&search));
     }
+    *out = search.found;
+    return NRM_OK;
 }
 
 /* Keeps the epochs short: about epoch_nbytes of freed memory rotate and stay in the
@@ -380,9 +508,11 @@ find_own_pages(struct nrm__pool *pool, const struct nrm__request *request,
     if (!wanted || nbytes <= pool->segment_nbytes) {
         return find_memory(pool, request, out);
     }
-    NRM_TRY(
-        nrm__pool_grow_by(pool, nrm__align_up(nbytes, NRM__MAP_PAGE), request->nbytes));
-    return find_memory(pool, request, out);
+    nrm_status status = nrm__pool_grow_by(pool, nrm__align_up(nbytes, NRM__MAP_PAGE));
+    /* Where there is no room for such pages, any memory will do. */
+    return status == NRM_OK || status == NRM_OUT_OF_MEMORY
+               ? find_memory(pool, request, out)
+               : status;
 }
 
 static nrm_status
@@ -776,6 +906,7 @@ pool_fork_child(nrm_resource *mr)
         nrm__slabs_fork_child(&pool->slabs);
     }
     pool->growing_nbytes = 0; /* other threads' growth does not go on in the child */
+    pool->is_watched = false; /* nor does anybody watch */
 }
 
 /* ---- life ---- */
@@ -792,6 +923,10 @@ static void
 pool_finish(nrm_resource *mr)
 {
     struct nrm__pool *pool = pool_from(mr);
+    nrm__lock_acquire(&pool->lock);
+    pool->is_watched = true; /* not to begin it once more */
+    nrm__lock_release(&pool->lock);
+    nrm__background_forget(&pool->watched);
     if (pool->has_slabs) {
         nrm__slabs_finish(&pool->slabs);
     }
@@ -883,6 +1018,11 @@ set_policy(struct nrm__pool *pool, const nrm_pool_options *options)
     /* A pool with a limit is to hold what exactly fits. */
     pool->shift = pool->has_slabs && options->maximum_nbytes == 0 ? pool->granule : 0;
     pool->is_plain = (pool->base.upstream->ops->flags & NRM__OPS_PLAIN) != 0;
+    pool->decay_ns = pool->is_plain ? (uint64_t)nrm_option_get(NRM_OPT_DECAY) : 0;
+    pool->kept_nbytes =
+        options->initial_nbytes != 0
+            ? options->initial_nbytes
+            : nrm__min(NRM__POOL_FIRST_SEGMENT_NBYTES, pool->segment_nbytes);
 }
 
 static nrm_status
@@ -899,6 +1039,7 @@ init(struct nrm__pool *pool, const nrm_pool_options *options)
     nrm__lock_init(&pool->lock, NRM__RANK_POOL);
     nrm__list_init(&pool->parked);
     nrm__list_init(&pool->segments);
+    nrm__background_watched_init(&pool->watched, &pool->base, nrm__pool_decay);
     void *bins;
     if (nrm__map(bins_nbytes(), nrm__page_size(), &bins) != 0) {
         return nrm__error(NRM_OUT_OF_MEMORY, "no memory to describe a pool");
@@ -933,8 +1074,10 @@ nrm_pool_create(nrm_resource *upstream, const nrm_pool_options *options,
     nrm__resource_publish(mr);
     if (options->initial_nbytes != 0) {
         size_t nbytes = nrm__align_up(options->initial_nbytes, pool->granule);
-        status =
-            nrm__pool_grow_by(pool, nrm__min(nbytes, pool->maximum_nbytes), nbytes);
+        status = nrm__pool_grow_by(pool, nrm__min(nbytes, pool->maximum_nbytes));
+        if (status == NRM_OUT_OF_MEMORY) {
+            status = nrm__pool_explain(pool, nrm_last_error(), nbytes);
+        }
     }
     if (status != NRM_OK) {
         nrm_resource_release(mr);

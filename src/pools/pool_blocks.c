@@ -34,6 +34,12 @@ smallest_of_class(unsigned class)
                : base;
 }
 
+static bool
+is_whole(const struct nrm__pool_block *block)
+{
+    return block->size == block->live.segment->nbytes;
+}
+
 void
 nrm__pool_bin_insert_locked(struct nrm__pool *pool, struct nrm__pool_block *block)
 {
@@ -44,6 +50,8 @@ nrm__pool_bin_insert_locked(struct nrm__pool *pool, struct nrm__pool_block *bloc
     pool->bins->bits[class / 64] |= UINT64_C(1) << (class % 64);
     pool->bins->words |= UINT64_C(1) << (class / 64);
     pool->free_nbytes += block->size;
+    pool->n_whole += is_whole(block);
+    block->seen_ns = 0;
 }
 
 void
@@ -58,6 +66,7 @@ nrm__pool_bin_remove_locked(struct nrm__pool *pool, struct nrm__pool_block *bloc
         }
     }
     pool->free_nbytes -= block->size;
+    pool->n_whole -= is_whole(block);
 }
 
 /* The first class from `class` on that has a block; NRM__POOL_N_CLASSES: none. */
@@ -409,7 +418,7 @@ nrm__pool_extend_locked(struct nrm__pool *pool, struct nrm__pool_block *block,
 /* ---- the check ---- */
 
 struct sums {
-    size_t free, live, parked, n_blocks;
+    size_t free, live, parked, n_blocks, n_whole;
 };
 
 static void
@@ -436,6 +445,7 @@ check_block_locked(const struct nrm__pool_block *block,
     sums->parked += state == NRM__POOL_PARKED ? block->size : 0;
     sums->live += state == NRM__POOL_LIVE || state == NRM__POOL_CLAIMED ? block->size
                                                                         : 0;
+    sums->n_whole += state == NRM__POOL_FREE && is_whole(block);
     sums->n_blocks++;
 }
 
@@ -488,6 +498,7 @@ nrm__pool_check_locked(struct nrm__pool *pool)
         reserved += segment->nbytes;
     }
     NRM_ASSERT(sums.n_blocks == pool->n_blocks);
+    NRM_ASSERT(sums.n_whole == pool->n_whole);
     NRM_ASSERT(reserved == pool->reserved_nbytes);
     NRM_ASSERT(reserved <= pool->maximum_nbytes);
     NRM_ASSERT(sums.free == pool->free_nbytes);

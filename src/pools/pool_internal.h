@@ -6,6 +6,7 @@
 #define NRM_POOLS_POOL_INTERNAL_H
 
 #include "base/bits.h"
+#include "core/background.h"
 #include "core/cache.h"
 #include "core/slab.h"
 
@@ -14,6 +15,8 @@
 #define NRM__POOL_N_SUBCLASSES (1u << NRM__POOL_SUBCLASS_BITS)
 #define NRM__POOL_N_CLASSES (64 * NRM__POOL_N_SUBCLASSES)
 #define NRM__POOL_N_WORDS (NRM__POOL_N_CLASSES / 64)
+
+#define NRM__POOL_FIRST_SEGMENT_NBYTES (8 * NRM__MIB)
 
 /* The states of a block, in its key. A claimed one belongs to whoever gives it back or
    resizes it, or is kept by a thread (core/cache.h). */
@@ -29,7 +32,8 @@ struct nrm__pool_block {
     struct nrm__link link; /* of a bin (free) or of the parked list (parked) */
     struct nrm__pool_block *previous, *next; /* neighbours in the segment, or NULL */
     uint64_t stamp;                          /* of a parked one */
-    bool is_zero; /* of a free one: never used since the upstream zeroed it */
+    uint64_t seen_ns; /* of a free one: when it was first seen to be; 0: not yet */
+    bool is_zero;     /* of a free one: never used since the upstream zeroed it */
 };
 
 struct nrm__pool_bins {
@@ -56,6 +60,9 @@ struct nrm__pool {
     bool is_plain; /* its memory is ordinary pages: they may be dropped or moved */
     atomic_bool fills_zeros; /* the program writes to what it gets as zeros */
     atomic_uint colour;      /* of the next segment for one large block */
+    uint64_t decay_ns;       /* after so long free segments go back; 0: they do not */
+    size_t kept_nbytes;      /* and so much stays: the first segment */
+    struct nrm__watched watched;
 
     struct nrm__lock lock; /* guards what follows */
     struct nrm__pool_block
@@ -65,6 +72,9 @@ struct nrm__pool {
     struct nrm__link parked;     /* oldest first */
     struct nrm__link segments;
     size_t reserved_nbytes, live_nbytes, parked_nbytes, free_nbytes;
+    size_t n_whole;         /* segments that are free as a whole */
+    bool is_watched;        /* the background thread knows of them */
+    int64_t n_seen;         /* allocations until it looked last */
     size_t growing_nbytes;  /* asked of the upstream right now */
     uint64_t newest_stamp;  /* of a parked block */
     size_t parked_in_vain;  /* when a wait for the GPU brought nothing; 0: it did */
@@ -145,14 +155,19 @@ void nrm__pool_check_locked(struct nrm__pool *pool);
 
 /* ---- segments: the lock is not held ---- */
 
-/* Takes a segment of `nbytes` of the upstream; the request that needs it asked `asked`. */
-nrm_status nrm__pool_grow_by(struct nrm__pool *pool, size_t nbytes, size_t asked);
+/* Takes a segment of `nbytes` of the upstream. NRM_OUT_OF_MEMORY: the record has the
+   upstream's words, or none where the limit is reached; nrm__pool_explain says the rest. */
+nrm_status nrm__pool_grow_by(struct nrm__pool *pool, size_t nbytes);
 
-/* Grows so that a block of `nbytes` fits, of which `asked` were asked for. Segments that
-   were made for one large block and are free now go back first: what they held does not
-   fit, and would only pile up. */
-nrm_status nrm__pool_grow(struct nrm__pool *pool, size_t nbytes, size_t alignment,
-                          size_t asked);
+/* Grows so that a block of `nbytes` fits; fails like the one above. Segments that were made
+   for one large block and are free now go back first: what they held does not fit, and
+   would only pile up. */
+nrm_status nrm__pool_grow(struct nrm__pool *pool, size_t nbytes, size_t alignment);
+
+/* Records that `asked` bytes cannot be had, what the upstream said to it (empty: the limit
+   forbade to ask), and where the pool's memory is. Returns NRM_OUT_OF_MEMORY. */
+nrm_status nrm__pool_explain(struct nrm__pool *pool, const nrm_error *said,
+                             size_t asked);
 
 /* Gives segments that are free as a whole, and of more than `min_nbytes`, back to the
    upstream while more than `keep_nbytes` stay free. Returns bytes. */
@@ -162,6 +177,20 @@ size_t nrm__pool_give_segments_back(struct nrm__pool *pool, size_t min_nbytes,
 /* While more than idle_nbytes are free: gives segments that were made for one large block
    and are free as a whole back. */
 void nrm__pool_give_idle_back(struct nrm__pool *pool);
+
+/* True: the background thread is to be told that segments are free (nrm__background_watch);
+   once, until it finds none any more. */
+static inline bool
+nrm__pool_begins_decay_locked(struct nrm__pool *pool)
+{
+    bool begins = pool->n_whole != 0 && !pool->is_watched && pool->decay_ns != 0 &&
+                  pool->reserved_nbytes > pool->kept_nbytes;
+    pool->is_watched |= begins;
+    return begins;
+}
+
+/* The background thread's look at a pool: see core/background.h. */
+uint64_t nrm__pool_decay(nrm_resource *mr, uint64_t now_ns, bool is_first);
 
 /* Resizes a claimed block that fills a segment of its own by moving the pages of the segment.
    NRM_NOT_SUPPORTED: it does not, or they cannot move. */

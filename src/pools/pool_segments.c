@@ -13,7 +13,6 @@
 #include "nrm/options.h"
 #include "os/memory.h"
 
-#define FIRST_SEGMENT_NBYTES (8 * NRM__MIB)
 #define COLOUR_STEP 1088u        /* 17 lines: the starts within a page go round */
 #define LARGE_MAX_GRANULES 16384 /* of a segment for one large block */
 
@@ -270,22 +269,53 @@ unbook_growth(struct nrm__pool *pool, size_t nbytes)
     nrm__lock_release(&pool->lock);
 }
 
-static nrm_status
-full(struct nrm__pool *pool, size_t nbytes)
+static size_t
+largest_free_locked(const struct nrm__pool *pool)
 {
-    char asked[32], limit[32], reserved[32], live[32], parked[32];
+    size_t largest = 0;
+    if (pool->bins->words == 0) {
+        return 0;
+    }
+    unsigned word = 63 - (unsigned)__builtin_clzll(pool->bins->words);
+    unsigned class = word * 64 + 63 - (unsigned)__builtin_clzll(pool->bins->bits[word]);
+    const struct nrm__link *head = &pool->bins->heads[class];
+    for (const struct nrm__link *link = head->next; link != head; link = link->next) {
+        largest =
+            nrm__max(largest, NRM__CONTAINER(link, struct nrm__pool_block, link)->size);
+    }
+    return largest;
+}
+
+struct text {
+    char chars[32];
+};
+
+static struct text
+bytes_text(size_t nbytes)
+{
+    struct text text;
+    nrm_format_nbytes(nbytes, text.chars, sizeof text.chars);
+    return text;
+}
+
+nrm_status
+nrm__pool_explain(struct nrm__pool *pool, const nrm_error *said, size_t asked)
+{
     nrm__lock_acquire(&pool->lock);
-    nrm_format_nbytes(pool->maximum_nbytes, limit, sizeof limit);
-    nrm_format_nbytes(pool->reserved_nbytes, reserved, sizeof reserved);
-    nrm_format_nbytes(pool->live_nbytes, live, sizeof live);
-    nrm_format_nbytes(pool->parked_nbytes, parked, sizeof parked);
+    size_t reserved = pool->reserved_nbytes, live = pool->live_nbytes;
+    size_t parked = pool->parked_nbytes, largest = largest_free_locked(pool);
     nrm__lock_release(&pool->lock);
-    nrm_format_nbytes(nbytes, asked, sizeof asked);
-    return nrm__error(
-        NRM_OUT_OF_MEMORY,
-        "the pool is full: %s asked, limit %s, %s reserved, %s in use, %s "
-        "freed but not done on the GPU",
-        asked, limit, reserved, live, parked);
+    bool is_limited = pool->maximum_nbytes < SIZE_MAX / 2;
+    bool is_full = said->message[0] == '\0';
+    return nrm__error_native(
+        NRM_OUT_OF_MEMORY, said->native_code, said->native_name,
+        "%s%s: %s asked, %s%s, %s reserved, %s in use, largest free block %s, %s freed "
+        "but not done on the GPU",
+        is_full ? "the pool is full" : said->message, is_full ? "" : "; the pool",
+        bytes_text(asked).chars, is_limited ? "limit " : "no limit",
+        is_limited ? bytes_text(pool->maximum_nbytes).chars : "",
+        bytes_text(reserved).chars, bytes_text(live).chars, bytes_text(largest).chars,
+        bytes_text(parked).chars);
 }
 
 /* Bytes of the next segment for a request of `nbytes`: twice what there is, within
@@ -294,7 +324,7 @@ static size_t
 next_segment_nbytes(struct nrm__pool *pool, size_t nbytes)
 {
     nrm__lock_acquire(&pool->lock);
-    size_t ahead = nrm__max(pool->reserved_nbytes, FIRST_SEGMENT_NBYTES);
+    size_t ahead = nrm__max(pool->reserved_nbytes, NRM__POOL_FIRST_SEGMENT_NBYTES);
     nrm__lock_release(&pool->lock);
     ahead = nrm__min(ahead, pool->segment_nbytes);
     /* A segment for one large block has room for nothing else, so that it is free again as
@@ -304,10 +334,10 @@ next_segment_nbytes(struct nrm__pool *pool, size_t nbytes)
 }
 
 nrm_status
-nrm__pool_grow_by(struct nrm__pool *pool, size_t nbytes, size_t asked)
+nrm__pool_grow_by(struct nrm__pool *pool, size_t nbytes)
 {
     if (!book_growth(pool, nbytes)) {
-        return full(pool, asked);
+        return nrm__error(NRM_OUT_OF_MEMORY, "%s", "");
     }
     nrm_status status = take_segment(pool, nbytes, segment_alignment(pool));
     unbook_growth(pool, nbytes);
@@ -386,7 +416,7 @@ nrm__pool_move_pages(struct nrm__pool *pool, struct nrm__pool_block *block,
 /* Grows so that a block of `nbytes` fits. Segments that were made for one large block and
    are free now go back first: what they held does not fit, and would only pile up. */
 nrm_status
-nrm__pool_grow(struct nrm__pool *pool, size_t nbytes, size_t alignment, size_t asked)
+nrm__pool_grow(struct nrm__pool *pool, size_t nbytes, size_t alignment)
 {
     size_t needed = nbytes;
     size_t have = segment_alignment(pool);
@@ -395,15 +425,88 @@ nrm__pool_grow(struct nrm__pool *pool, size_t nbytes, size_t alignment, size_t a
     }
     size_t rounded = next_segment_nbytes(pool, needed);
     nrm__pool_give_segments_back(pool, pool->segment_nbytes, 0);
-    nrm_status status = nrm__pool_grow_by(pool, rounded, asked);
+    nrm_status status = nrm__pool_grow_by(pool, rounded);
     size_t exact = nrm__align_up(needed, pool->granule);
     if (status == NRM_OUT_OF_MEMORY && exact < rounded) {
-        status = nrm__pool_grow_by(pool, exact, asked);
-    }
-    if (status == NRM_OUT_OF_MEMORY && nrm__pool_give_segments_back(pool, 0, 0) != 0) {
-        /* The memory that other sizes had kept may be enough. */
-        (void)nrm__retired_drain(0);
-        status = nrm__pool_grow_by(pool, exact, asked);
+        status = nrm__pool_grow_by(pool, exact);
     }
     return status;
+}
+
+/* ---- decay ---- */
+
+/* The last one of the pool's first size stays. */
+static bool
+may_decay_locked(const struct nrm__pool *pool, const struct nrm__segment *segment)
+{
+    return segment->nbytes > pool->kept_nbytes ||
+           pool->reserved_nbytes - segment->nbytes >= pool->kept_nbytes;
+}
+
+/* Takes a segment out of the pool that is seen to be free for `decay_ns` by now; NULL: there
+   is none, and *out_due_ns is when there will be, 0: never. */
+static struct nrm__segment *
+detach_decayed_locked(struct nrm__pool *pool, uint64_t now_ns, uint64_t *out_due_ns)
+{
+    *out_due_ns = 0;
+    for (struct nrm__link *link = pool->segments.previous;
+         link != &pool->segments && pool->n_whole != 0; link = link->previous) {
+        struct nrm__segment *segment = NRM__CONTAINER(link, struct nrm__segment, link);
+        struct nrm__pool_block *block = whole_locked(segment);
+        if (block == NULL || !may_decay_locked(pool, segment)) {
+            continue;
+        }
+        if (block->seen_ns == 0) {
+            block->seen_ns = now_ns;
+        }
+        if (now_ns - block->seen_ns >= pool->decay_ns) {
+            detach_locked(pool, segment, block);
+            return segment;
+        }
+        uint64_t due_ns = block->seen_ns + pool->decay_ns;
+        *out_due_ns = *out_due_ns == 0 ? due_ns : nrm__min(*out_due_ns, due_ns);
+    }
+    return NULL;
+}
+
+/* What threads keep holds whole segments back; when nobody has asked the pool for anything
+   since the last look, nobody will miss it. */
+static void
+drain_when_idle(struct nrm__pool *pool, bool is_first)
+{
+    nrm_statistics statistics = {0};
+    nrm_status status = nrm_resource_statistics(&pool->base, &statistics);
+    bool is_idle = !is_first && status == NRM_OK &&
+                   statistics.total_count == pool->n_seen;
+    pool->n_seen = statistics.total_count;
+    if (is_idle) {
+        size_t nbytes = 0;
+        nrm__cache_drain(&pool->base);
+        nrm__slabs_trim(&pool->slabs, 0, &nbytes);
+    }
+}
+
+/* The program pays nothing for the time: a block that becomes free loses the mark that this
+   thread sets when it first sees a segment free as a whole. So such a segment goes after
+   once to twice decay_ns. After the first look there is always another, so that a program
+   which takes and frees a segment again and again wakes nobody each time. */
+uint64_t
+nrm__pool_decay(nrm_resource *mr, uint64_t now_ns, bool is_first)
+{
+    struct nrm__pool *pool = (struct nrm__pool *)mr;
+    struct nrm__segment *segment;
+    uint64_t due_ns;
+    drain_when_idle(pool, is_first);
+    do {
+        nrm__lock_acquire(&pool->lock);
+        segment = detach_decayed_locked(pool, now_ns, &due_ns);
+        if (segment == NULL && due_ns == 0 && !is_first) {
+            pool->is_watched = false;
+        }
+        nrm__lock_release(&pool->lock);
+        if (segment != NULL) {
+            (void)nrm__pool_drop_segment(pool, segment, false);
+        }
+    } while (segment != NULL);
+    return due_ns != 0 || !is_first ? due_ns : now_ns + pool->decay_ns;
 }

@@ -38,7 +38,30 @@ attach(void *token)
     }
 }
 
-static const struct nrm__hooks hooks = {.detach = detach, .attach = attach};
+/* Not PyGC_Collect, which does nothing where the program has turned automatic collection
+   off. A pending exception stays pending, and what goes wrong here is shown and forgotten. */
+static bool
+collect(void)
+{
+    if (!interpreter_is_usable()) {
+        return false;
+    }
+    PyObject *pending = compat_take_error();
+    PyObject *gc = PyImport_ImportModule("gc");
+    PyObject *n_found = gc == NULL ? NULL : PyObject_CallMethod(gc, "collect", NULL);
+    bool collected = n_found != NULL;
+    if (!collected) {
+        PyErr_WriteUnraisable(gc);
+    }
+    Py_XDECREF(n_found);
+    Py_XDECREF(gc);
+    interpreter_drop_now();
+    compat_restore_error(pending);
+    return collected;
+}
+
+static const struct nrm__hooks hooks = {
+    .detach = detach, .attach = attach, .collect = collect};
 
 /* ---- references that the core drops ---- */
 

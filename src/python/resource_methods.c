@@ -6,6 +6,7 @@
 
 #include <string.h>
 
+#include "core/hooks.h"
 #include "core/ops.h"
 #include "python/args.h"
 #include "python/errors.h"
@@ -30,6 +31,19 @@ begin(PyObject *object, PyTypeObject *type, struct module_state **out_state)
     return memory_resource_get(*out_state, object, "self");
 }
 
+/* Once more after the garbage is gone: cycles may own blocks. An exception of a callback
+   that refused the first time stays set when the second time sets none. */
+static nrm_status
+allocate(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *stream,
+         void **out)
+{
+    nrm_status status = nrm_resource_allocate(mr, nbytes, alignment, stream, out);
+    if (status == NRM_OUT_OF_MEMORY && nrm__collect()) {
+        status = nrm_resource_allocate(mr, nbytes, alignment, stream, out);
+    }
+    return status;
+}
+
 static PyObject *
 resource_allocate(PyObject *object, PyTypeObject *type, PyObject *const *args,
                   Py_ssize_t n_args, PyObject *names)
@@ -49,7 +63,7 @@ resource_allocate(PyObject *object, PyTypeObject *type, PyObject *const *args,
     if (stream == NULL) {
         return NULL;
     }
-    nrm_status status = nrm_resource_allocate(mr, nbytes, alignment, stream, &ptr);
+    nrm_status status = allocate(mr, nbytes, alignment, stream, &ptr);
     nrm_stream_release(stream);
     if (status != NRM_OK) {
         return errors_raise(state, status);

@@ -368,7 +368,7 @@ count_attach(void *token)
 
 TEST(allocating_is_detached_and_giving_back_is_not)
 {
-    static const struct nrm__hooks hooks = {count_detach, count_attach};
+    static const struct nrm__hooks hooks = {count_detach, count_attach, NULL};
     void *ptr;
     nrm_resource *mr = start(NULL);
     nrm__hooks_set(&hooks);

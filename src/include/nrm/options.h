@@ -51,6 +51,9 @@ typedef enum nrm_option_source {
     X(IDLE_LIMIT, "idle_limit", SIZE, 0, "",                                           \
       "free bytes that a pool keeps when a large array dies; 0: a sixteenth of the "   \
       "memory")                                                                        \
+    X(DECAY, "decay", TIME, 10000000000, "",                                           \
+      "how long ordinary memory lies free in a pool before it goes back to the "       \
+      "system; 0: until it is trimmed")                                                \
     X(DEVICE, "device", INT, 0, "",                                                    \
       "device whose context is used where the program has none")                       \
     X(TOUCH_THREADS, "touch_threads", INT, 0, "",                                      \
