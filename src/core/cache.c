@@ -6,7 +6,7 @@
  * given back to a pool: magazines are taken away whole and emptied afterwards. Magazines
  * are recycled and never unmapped.
  */
-#include "core/cache.h"
+#include "core/cache_internal.h"
 
 #include <sched.h>
 #include <string.h>
@@ -26,9 +26,8 @@
 bool nrm__cache_fences;
 atomic_bool nrm__cache_is_alone = true;
 
-static struct nrm__lock lock = NRM__LOCK_INIT(NRM__RANK_CACHES);
+struct nrm__lock nrm__cache_lock = NRM__LOCK_INIT(NRM__RANK_CACHES);
 static struct nrm__link caches = {&caches, &caches};
-static struct nrm__link shards = {&shards, &shards};
 static struct nrm__magazines *free_magazines;
 
 static struct nrm__cache *
@@ -91,7 +90,7 @@ let_in_locked(struct nrm__cache *cache)
 void
 nrm__cache_synchronize(void)
 {
-    nrm__lock_acquire(&lock);
+    nrm__lock_acquire(&nrm__cache_lock);
     if (!nrm__list_is_empty(&caches) && !is_alone_locked()) {
         struct nrm__cache *own = own_cache();
         barrier();
@@ -102,140 +101,7 @@ nrm__cache_synchronize(void)
             }
         }
     }
-    nrm__lock_release(&lock);
-}
-
-/* ---- shards ---- */
-
-/* `top` and `base` are differences of `in` and `out`, which never go back. */
-static void
-publish(atomic_int_least64_t *current, atomic_int_least64_t *peak, int64_t now,
-        atomic_int_least64_t *top, atomic_int_least64_t *base)
-{
-    int64_t published = nrm__shard_get(base);
-    if (now == published && nrm__shard_get(top) <= published) {
-        return;
-    }
-    int64_t before =
-        atomic_fetch_add_explicit(current, now - published, memory_order_relaxed);
-    nrm__raise_peak(peak, before + nrm__shard_get(top) - published);
-    atomic_store_explicit(base, now, memory_order_relaxed);
-    atomic_store_explicit(top, now, memory_order_relaxed);
-}
-
-void
-nrm__shard_publish(struct nrm__shard *shard)
-{
-    struct nrm__counters *c = &shard->mr->counters;
-    publish(&c->current_bytes, &c->peak_bytes,
-            nrm__shard_get(&shard->in_bytes) - nrm__shard_get(&shard->out_bytes),
-            &shard->top_bytes, &shard->base_bytes);
-    publish(&c->current_count, &c->peak_count,
-            nrm__shard_get(&shard->in_count) - nrm__shard_get(&shard->out_count),
-            &shard->top_count, &shard->base_count);
-}
-
-void
-nrm__shard_raise(struct nrm__shard *shard, int64_t bytes, int64_t count)
-{
-    if (bytes > nrm__shard_get(&shard->top_bytes)) {
-        atomic_store_explicit(&shard->top_bytes, bytes, memory_order_relaxed);
-    }
-    if (count > nrm__shard_get(&shard->top_count)) {
-        atomic_store_explicit(&shard->top_count, count, memory_order_relaxed);
-    }
-    if (bytes - nrm__shard_get(&shard->base_bytes) > NRM__SHARD_BYTES ||
-        count - nrm__shard_get(&shard->base_count) > NRM__SHARD_COUNT) {
-        nrm__shard_publish(shard);
-    }
-}
-
-static struct nrm__shard *
-create_shard_locked(nrm_resource *mr)
-{
-    struct nrm__shard *shard = nrm__node_allocate(sizeof *shard);
-    if (shard != NULL) {
-        shard->mr = mr;
-        nrm__list_append(&shards, &shard->link);
-    }
-    return shard;
-}
-
-/* The resource counts on alone. */
-static void
-fold_shard_locked(struct nrm__shard *shard)
-{
-    struct nrm__counters *c = &shard->mr->counters;
-    nrm__shard_publish(shard);
-    atomic_fetch_add_explicit(&c->total_bytes, nrm__shard_get(&shard->in_bytes),
-                              memory_order_relaxed);
-    atomic_fetch_add_explicit(&c->total_count, nrm__shard_get(&shard->in_count),
-                              memory_order_relaxed);
-    nrm__list_remove(&shard->link);
-    nrm__node_deallocate(shard, sizeof *shard);
-}
-
-struct sums {
-    int64_t bytes, count, total_bytes, total_count;
-};
-
-/* What is not published, and all that was allocated. */
-static struct sums
-sums_of(const struct nrm__shard *shard)
-{
-    int64_t bytes = nrm__shard_get(&shard->in_bytes);
-    int64_t count = nrm__shard_get(&shard->in_count);
-    return (struct sums){
-        .bytes = bytes - nrm__shard_get(&shard->out_bytes) -
-                 nrm__shard_get(&shard->base_bytes),
-        .count = count - nrm__shard_get(&shard->out_count) -
-                 nrm__shard_get(&shard->base_count),
-        .total_bytes = bytes,
-        .total_count = count,
-    };
-}
-
-static int64_t
-larger(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
-}
-
-void
-nrm__cache_add_statistics(nrm_resource *mr, nrm_statistics *out)
-{
-    struct sums all = {0};
-    nrm__lock_acquire(&lock);
-    for (struct nrm__link *link = shards.next; link != &shards; link = link->next) {
-        struct nrm__shard *shard = NRM__CONTAINER(link, struct nrm__shard, link);
-        if (shard->mr == mr) {
-            struct sums one = sums_of(shard);
-            all.bytes += one.bytes;
-            all.count += one.count;
-            all.total_bytes += one.total_bytes;
-            all.total_count += one.total_count;
-        }
-    }
-    out->current_bytes += all.bytes;
-    out->current_count += all.count;
-    out->total_bytes += all.total_bytes;
-    out->total_count += all.total_count;
-    /* The most that one thread had while the others had what they have now. */
-    for (struct nrm__link *link = shards.next; link != &shards; link = link->next) {
-        struct nrm__shard *shard = NRM__CONTAINER(link, struct nrm__shard, link);
-        if (shard->mr == mr) {
-            struct sums one = sums_of(shard);
-            int64_t bytes = nrm__shard_get(&shard->top_bytes) -
-                            nrm__shard_get(&shard->base_bytes);
-            int64_t count = nrm__shard_get(&shard->top_count) -
-                            nrm__shard_get(&shard->base_count);
-            out->peak_bytes =
-                larger(out->peak_bytes, out->current_bytes - one.bytes + bytes);
-            out->peak_count =
-                larger(out->peak_count, out->current_count - one.count + count);
-        }
-    }
-    nrm__lock_release(&lock);
+    nrm__lock_release(&nrm__cache_lock);
 }
 
 /* ---- magazines ---- */
@@ -256,12 +122,12 @@ init_magazines(struct nrm__magazines *magazines, const struct nrm__front *front)
 static struct nrm__magazines *
 create_magazines(const struct nrm__front *front)
 {
-    nrm__lock_acquire(&lock);
+    nrm__lock_acquire(&nrm__cache_lock);
     struct nrm__magazines *magazines = free_magazines;
     if (magazines != NULL) {
         free_magazines = magazines->next_free;
     }
-    nrm__lock_release(&lock);
+    nrm__lock_release(&nrm__cache_lock);
     if (magazines == NULL) {
         void *memory;
         size_t nbytes = nrm__align_up(sizeof *magazines, nrm__page_size());
@@ -280,10 +146,10 @@ destroy_magazines(struct nrm__magazines *magazines)
     if (magazines == NULL) {
         return;
     }
-    nrm__lock_acquire(&lock);
+    nrm__lock_acquire(&nrm__cache_lock);
     magazines->next_free = free_magazines;
     free_magazines = magazines;
-    nrm__lock_release(&lock);
+    nrm__lock_release(&nrm__cache_lock);
 }
 
 static bool
@@ -340,7 +206,7 @@ clear_slot_locked(struct nrm__cache *cache, struct nrm__slot *slot)
             }
         }
     }
-    fold_shard_locked(slot->front);
+    nrm__shard_fold_locked(slot->front);
     atomic_store_explicit(&slot->mr, NULL, memory_order_relaxed);
     slot->pool = NULL;
     slot->front = slot->own = NULL;
@@ -385,10 +251,10 @@ create_cache(struct nrm__thread_state *state)
     if (cache == NULL) {
         return NULL;
     }
-    nrm__lock_acquire(&lock);
+    nrm__lock_acquire(&nrm__cache_lock);
     bool is_first = nrm__list_is_empty(&caches);
     nrm__list_append(&caches, &cache->link);
-    nrm__lock_release(&lock);
+    nrm__lock_release(&nrm__cache_lock);
     if (!is_first) {
         end_solitude();
     }
@@ -403,7 +269,7 @@ static bool
 fill_slot_locked(struct nrm__slot *slot, nrm_resource *mr,
                  const struct nrm__front *front, const struct nrm__slot *own)
 {
-    struct nrm__shard *shard = create_shard_locked(mr);
+    struct nrm__shard *shard = nrm__shard_create_locked(mr);
     if (shard == NULL) {
         return false;
     }
@@ -447,10 +313,10 @@ make_slot(struct nrm__cache *cache, nrm_resource *mr, const struct nrm__front *f
     if (is_of(slot, mr)) {
         return slot;
     }
-    nrm__lock_acquire(&lock);
+    nrm__lock_acquire(&nrm__cache_lock);
     struct nrm__magazines *old = clear_slot_locked(cache, slot);
     bool filled = fill_slot_locked(slot, mr, front, own);
-    nrm__lock_release(&lock);
+    nrm__lock_release(&nrm__cache_lock);
     give_back(old);
     return filled ? slot : NULL;
 }
@@ -464,14 +330,14 @@ equip(struct nrm__cache *cache, const struct nrm__front *front)
     if (magazines == NULL) {
         return;
     }
-    nrm__lock_acquire(&lock);
+    nrm__lock_acquire(&nrm__cache_lock);
     struct nrm__slot *slot = slot_of(cache, pool);
     bool wanted = is_own(slot) && slot->magazines == NULL &&
                   !atomic_load(&pool->is_closed);
     if (wanted) {
         set_magazines_locked(cache, pool, magazines);
     }
-    nrm__lock_release(&lock);
+    nrm__lock_release(&nrm__cache_lock);
     if (!wanted) {
         destroy_magazines(magazines);
     }
@@ -593,7 +459,7 @@ static struct nrm__magazines *
 steal(nrm_resource *pool)
 {
     struct nrm__magazines *stolen = NULL;
-    nrm__lock_acquire(&lock);
+    nrm__lock_acquire(&nrm__cache_lock);
     for (struct nrm__link *link = caches.next; link != &caches; link = link->next) {
         struct nrm__cache *cache = cache_of(link);
         struct nrm__slot *slot = slot_of(cache, pool);
@@ -605,7 +471,7 @@ steal(nrm_resource *pool)
             let_in_locked(cache);
         }
     }
-    nrm__lock_release(&lock);
+    nrm__lock_release(&nrm__cache_lock);
     return stolen;
 }
 
@@ -634,7 +500,7 @@ nrm__cache_forget(nrm_resource *mr)
     struct nrm__magazines *empty;
     do {
         empty = NULL;
-        nrm__lock_acquire(&lock);
+        nrm__lock_acquire(&nrm__cache_lock);
         for (struct nrm__link *link = caches.next; link != &caches && empty == NULL;
              link = link->next) {
             struct nrm__cache *cache = cache_of(link);
@@ -645,7 +511,7 @@ nrm__cache_forget(nrm_resource *mr)
                 let_in_locked(cache);
             }
         }
-        nrm__lock_release(&lock);
+        nrm__lock_release(&nrm__cache_lock);
         destroy_magazines(empty);
     } while (empty != NULL);
 }
@@ -660,15 +526,15 @@ on_thread_end(struct nrm__thread_state *state)
         return;
     }
     for (size_t i = 0; i < NRM__CACHE_SLOTS; i++) {
-        nrm__lock_acquire(&lock);
+        nrm__lock_acquire(&nrm__cache_lock);
         struct nrm__magazines *magazines = clear_slot_locked(cache, &cache->slots[i]);
-        nrm__lock_release(&lock);
+        nrm__lock_release(&nrm__cache_lock);
         give_back(magazines);
     }
     state->cache = NULL;
-    nrm__lock_acquire(&lock);
+    nrm__lock_acquire(&nrm__cache_lock);
     nrm__list_remove(&cache->link);
-    nrm__lock_release(&lock);
+    nrm__lock_release(&nrm__cache_lock);
     nrm__node_deallocate(cache, sizeof *cache);
 }
 
@@ -707,7 +573,7 @@ fork_child(void)
 
 static const struct nrm__fork_hook fork_hook = {
     .rank = NRM__RANK_CACHES,
-    .lock = &lock,
+    .lock = &nrm__cache_lock,
     .prepare = fork_prepare,
     .parent = fork_parent,
     .child = fork_child,
