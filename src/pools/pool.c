@@ -51,6 +51,7 @@
 #define GROWING_NBYTES NRM__MIB /* from here on a growing block has pages of its own */
 #define HOST_GRANULE NRM__KIB
 #define LAZY_ZERO_NBYTES (4 * NRM__MIB) /* from here on zeros are not written at once */
+#define FINISH_WAIT_NS UINT64_C(10000000000) /* for the GPU, before memory is lost */
 #define ZERO_SAMPLES 16 /* pages of such a block that are looked at when it is freed */
 #define ZERO_TOUCHED 3  /* so many of them were written to: the next one is filled */
 
@@ -138,6 +139,9 @@ find_memory(struct nrm__pool *pool, const struct nrm__request *request,
     size_t nbytes = block_nbytes(pool, request);
     size_t alignment = nrm__max(request->alignment, pool->alignment);
     size_t unclosed, parked;
+    if (pool->order != NULL) {
+        return nrm__pool_find_ordered(pool, request, nbytes, out);
+    }
     bool may_wait = nbytes >= WAIT_MIN_NBYTES;
     size_t limit =
         nrm__max(pool->parked_limit, PARKED_BLOCKS * nrm__min(nbytes, NRM__GIB));
@@ -399,7 +403,7 @@ free_block(struct nrm__pool *pool, struct nrm__pool_block *block)
         nrm__pool_park_locked(pool, block);
     }
     else {
-        nrm__pool_free_locked(pool, block, false);
+        nrm__pool_free_locked(pool, block, false); /* of device memory: by its tag */
     }
     bool is_idle = is_large && pool->free_nbytes > pool->idle_nbytes;
     nrm__lock_release(&pool->lock);
@@ -432,7 +436,11 @@ pool_deallocate(nrm_resource *mr, const struct nrm__block *block, nrm_stream *st
         deallocate_cell(pool, block);
         return;
     }
-    free_block(pool, block_at(block->segment, block->ptr));
+    struct nrm__pool_block *own = block_at(block->segment, block->ptr);
+    if (pool->order != NULL) {
+        nrm__pool_stamp(pool, own, stream);
+    }
+    free_block(pool, own);
     nrm__resource_unhold(mr, 1);
 }
 
@@ -626,6 +634,9 @@ pool_reallocate(nrm_resource *mr, struct nrm__block *block,
                      request->nbytes >= block->capacity / 2;
         return stays ? NRM_OK : NRM_NOT_SUPPORTED;
     }
+    if (pool->order != NULL) {
+        return NRM_NOT_SUPPORTED; /* nor can the host copy it */
+    }
     struct nrm__pool_block *own = block_at(block->segment, block->ptr);
     size_t colour = (uintptr_t)block->ptr - own->start;
     size_t wanted = block_nbytes(pool, request) + colour;
@@ -648,6 +659,9 @@ pool_trim(nrm_resource *mr, size_t keep_nbytes, size_t *out_nbytes)
     nrm__cache_drain(mr);
     if (pool->has_slabs) {
         nrm__slabs_trim(&pool->slabs, keep_nbytes, &slab_nbytes);
+    }
+    if (pool->order != NULL) {
+        nrm__pool_settle(pool, pool->wait_limit_ns);
     }
     for (;;) {
         nrm__lock_acquire(&pool->lock);
@@ -672,7 +686,8 @@ pool_statistics(nrm_resource *mr, nrm_statistics *out)
     struct nrm__pool *pool = pool_from(mr);
     nrm__lock_acquire(&pool->lock);
     out->reserved_bytes += (int64_t)pool->reserved_nbytes;
-    out->parked_bytes += (int64_t)pool->parked_nbytes;
+    out->parked_bytes +=
+        (int64_t)(pool->parked_nbytes + nrm__pool_pending_locked(pool));
     out->epochs += pool->n_epochs;
     out->waits += pool->n_waits;
     nrm__lock_release(&pool->lock);
@@ -737,6 +752,32 @@ bins_nbytes(void)
     return nrm__align_up(sizeof(struct nrm__pool_bins), nrm__page_size());
 }
 
+/* Whether segments go back to code of other people, who do not know that the GPU may still
+   use them; cuMemFree waits. */
+static bool
+leads_to_others(const nrm_resource *mr)
+{
+    while (mr != NULL && !(mr->ops->flags & NRM__OPS_OVERLAY)) {
+        mr = mr->upstream;
+    }
+    return mr != NULL;
+}
+
+/* Lost rather than handed out under a kernel that does not end. */
+static void
+lose_segment(struct nrm__segment *segment)
+{
+    nrm__block_map_remove_segment(segment);
+    if (!nrm__is_exiting() && !nrm__cuda_is_forked() &&
+        nrm__error(NRM_CUDA_ERROR,
+                   "%zu B of a pool that has ended are in use by the GPU and do not go "
+                   "back",
+                   segment->nbytes) != NRM_OK) {
+        nrm__lost_error_note(nrm_last_error());
+    }
+    nrm__pool_destroy_segment(segment);
+}
+
 /* No block is live. Segments go upstream, where a source retires what the GPU may still
    touch: the parked blocks in them were freed before this moment. */
 static void
@@ -746,23 +787,35 @@ pool_finish(nrm_resource *mr)
     if (pool->has_slabs) {
         nrm__slabs_finish(&pool->slabs);
     }
+    bool hands_on = pool->order != NULL && leads_to_others(mr);
+    if (hands_on) {
+        nrm__pool_settle(pool, FINISH_WAIT_NS);
+    }
     while (!nrm__list_is_empty(&pool->segments)) {
         struct nrm__link *link = pool->segments.next;
         struct nrm__segment *segment = NRM__CONTAINER(link, struct nrm__segment, link);
         struct nrm__pool_block *block = nrm__pool_floor_locked(segment, segment->start);
+        bool is_used = false;
         nrm__list_remove(link);
         while (block != NULL) {
             struct nrm__pool_block *next = block->next;
+            is_used |= hands_on && nrm__pool_ordered(block)->list != NULL;
             nrm__pool_destroy_block_locked(pool, block);
             block = next;
         }
-        (void)nrm__pool_drop_segment(pool, segment, true);
+        if (is_used) {
+            lose_segment(segment);
+        }
+        else {
+            (void)nrm__pool_drop_segment(pool, segment, true);
+        }
     }
     while (pool->spare != NULL) {
         struct nrm__pool_block *block = pool->spare;
         pool->spare = block->next;
-        nrm__node_deallocate(block, sizeof *block);
+        nrm__node_deallocate(block, pool->block_nbytes);
     }
+    nrm__pool_order_destroy(pool);
     nrm__unmap(pool->bins, bins_nbytes());
     nrm__lock_finish(&pool->lock);
 }
@@ -798,15 +851,20 @@ default_maximum(nrm_kind kind)
                : SIZE_MAX / 2;
 }
 
+static bool
+is_immediate(const nrm_pool_options *options)
+{
+    return options->reuse == NRM_REUSE_DEFAULT ? nrm_option_get(NRM_OPT_REUSE) == 1
+                                               : options->reuse == NRM_REUSE_IMMEDIATE;
+}
+
 static void
 set_policy(struct nrm__pool *pool, const nrm_pool_options *options)
 {
     nrm_kind kind = pool->base.kind;
     bool gpu_visible = kind == NRM_KIND_PINNED || kind == NRM_KIND_MANAGED;
-    bool by_default = options->reuse == NRM_REUSE_DEFAULT;
-    bool immediate = by_default ? nrm_option_get(NRM_OPT_REUSE) == 1
-                                : options->reuse == NRM_REUSE_IMMEDIATE;
-    pool->tracked = gpu_visible && !immediate;
+    pool->tracked = gpu_visible && !is_immediate(options);
+    pool->block_nbytes = sizeof(struct nrm__pool_block);
     pool->alignment = nrm__kind_alignment(kind);
     pool->granule = kind == NRM_KIND_HOST ? HOST_GRANULE : nrm__kind_alignment(kind);
     pool->maximum_nbytes = options->maximum_nbytes != 0 ? options->maximum_nbytes
@@ -858,6 +916,9 @@ init(struct nrm__pool *pool, const nrm_pool_options *options)
     for (unsigned class = 0; class < NRM__POOL_N_CLASSES; class++) {
         nrm__list_init(&pool->bins->heads[class]);
     }
+    if (pool->base.kind == NRM_KIND_DEVICE && !is_immediate(options)) {
+        NRM_TRY(nrm__pool_order_create(pool));
+    }
     if (pool->has_slabs) {
         NRM_TRY(nrm__slabs_init(&pool->slabs, &pool->base, get_chunk, put_chunk));
     }
@@ -878,6 +939,10 @@ nrm_pool_create(nrm_resource *upstream, const nrm_pool_options *options,
     struct nrm__pool *pool = pool_from(mr);
     nrm_status status = init(pool, options);
     if (status != NRM_OK) {
+        if (pool->bins != NULL) {
+            nrm__unmap(pool->bins, bins_nbytes());
+        }
+        nrm__pool_order_destroy(pool);
         nrm__resource_abandon(mr);
         return status;
     }

@@ -143,12 +143,13 @@ fail_segment:
     return status;
 }
 
-/* The block of a segment that is free as a whole, or NULL. */
+/* The block of a segment that is free as a whole, and done, or NULL. */
 static struct nrm__pool_block *
-whole_locked(const struct nrm__segment *segment)
+whole_locked(const struct nrm__pool *pool, const struct nrm__segment *segment)
 {
     struct nrm__pool_block *block = nrm__pool_floor_locked(segment, segment->start);
-    bool is_free = nrm__pool_state_of(block) == NRM__POOL_FREE;
+    bool is_free = nrm__pool_state_of(block) == NRM__POOL_FREE &&
+                   (pool->order == NULL || nrm__pool_ordered(block)->list == NULL);
     return is_free && block->size == segment->nbytes ? block : NULL;
 }
 
@@ -171,7 +172,7 @@ detach_segment_locked(struct nrm__pool *pool, size_t min_nbytes, size_t keep_nby
     for (struct nrm__link *link = pool->segments.previous; link != &pool->segments;
          link = link->previous) {
         struct nrm__segment *segment = NRM__CONTAINER(link, struct nrm__segment, link);
-        struct nrm__pool_block *block = whole_locked(segment);
+        struct nrm__pool_block *block = whole_locked(pool, segment);
         if (block == NULL || segment->nbytes <= min_nbytes ||
             pool->free_nbytes - segment->nbytes < keep_nbytes) {
             continue;
@@ -278,7 +279,8 @@ full(struct nrm__pool *pool, size_t nbytes)
     nrm_format_nbytes(pool->maximum_nbytes, limit, sizeof limit);
     nrm_format_nbytes(pool->reserved_nbytes, reserved, sizeof reserved);
     nrm_format_nbytes(pool->live_nbytes, live, sizeof live);
-    nrm_format_nbytes(pool->parked_nbytes, parked, sizeof parked);
+    nrm_format_nbytes(pool->parked_nbytes + nrm__pool_pending_locked(pool), parked,
+                      sizeof parked);
     nrm__lock_release(&pool->lock);
     nrm_format_nbytes(nbytes, asked, sizeof asked);
     return nrm__error(
