@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 from collections.abc import Iterator
 
 import pytest
 
 import numpy_rmm
 from numpy_rmm import DEFAULT_STREAM, Stream, mr
-from numpy_rmm.testing import SimulatedCuda
+from numpy_rmm.testing import SimulatedCuda, simulate_cuda
 
 KIB = 1 << 10
+MIB = 1 << 20
 BLOCK = 4 * KIB
 
 
@@ -186,3 +188,82 @@ def test_a_program_that_synchronises_itself_may_say_so(program: Program) -> None
     assert program.cuda.log() == []
     assert program.was_right(a)
     pool.deallocate(ptr, BLOCK, b)
+
+
+# ---- segments ------------------------------------------------------------------------
+
+
+def mapped(cuda: SimulatedCuda) -> int:
+    return cuda.outstanding()["mappings"][1]
+
+
+def allocated(cuda: SimulatedCuda) -> int:
+    return cuda.outstanding()["device_allocations"][1]
+
+
+def test_pieces_are_one_memory_and_go_back_one_by_one(simulator: SimulatedCuda) -> None:
+    with numpy_rmm.options(segment_nbytes="2 MiB"):
+        pool = pool_of()
+    ptrs = [pool.allocate(2 * MIB) for _ in range(4)]
+    assert ptrs == [ptrs[0] + i * 2 * MIB for i in range(4)]
+    assert mapped(simulator) == 8 * MIB
+    for ptr in ptrs[1:3]:
+        pool.deallocate(ptr, 2 * MIB)
+    assert pool.allocate(4 * MIB) == ptrs[1]
+    pool.deallocate(ptrs[1], 4 * MIB)
+    assert pool.trim() == 4 * MIB
+    assert mapped(simulator) == pool.statistics().reserved_bytes == 4 * MIB
+    for ptr in (ptrs[0], ptrs[3]):
+        pool.deallocate(ptr, 2 * MIB)
+    del pool
+    gc.collect()
+    assert mapped(simulator) == 0
+    assert simulator.outstanding()["reservations"] == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "is_mapped"),
+    [
+        ({}, True),
+        ({"segments": None}, True),
+        ({"segments": "vmm"}, True),
+        ({"segments": "alloc"}, False),
+        ({"reuse": "immediate"}, False),
+    ],
+)
+def test_where_segments_come_from(
+    simulator: SimulatedCuda, keywords: dict[str, str], is_mapped: bool
+) -> None:
+    pool = pool_of(**keywords)
+    ptr = pool.allocate(MIB)
+    assert (mapped(simulator) > 0) is is_mapped
+    assert (allocated(simulator) > 0) is not is_mapped
+    pool.deallocate(ptr, MIB)
+
+
+def test_the_option_holds_for_pools_that_do_not_say(simulator: SimulatedCuda) -> None:
+    with numpy_rmm.options(segments="alloc"):
+        silent, explicit = pool_of(), pool_of(segments="vmm")
+    ptrs = silent.allocate(MIB), explicit.allocate(MIB)
+    assert allocated(simulator) == silent.statistics().reserved_bytes
+    assert mapped(simulator) == explicit.statistics().reserved_bytes
+    silent.deallocate(ptrs[0], MIB)
+    explicit.deallocate(ptrs[1], MIB)
+
+
+def test_a_device_that_cannot_map_memory() -> None:
+    with simulate_cuda(virtual_memory_management_supported=0) as cuda:
+        pool = pool_of()
+        ptr = pool.allocate(MIB)
+        assert mapped(cuda) == 0
+        assert allocated(cuda) == pool.statistics().reserved_bytes
+        pool.deallocate(ptr, MIB)
+        del pool
+
+
+@pytest.mark.parametrize(
+    ("value", "error"), [("mapped", ValueError), (1, TypeError), ("", ValueError)]
+)
+def test_a_word_that_is_none(value: object, error: type[Exception]) -> None:
+    with pytest.raises(error, match="segments must be"):
+        mr.PoolMemoryResource(mr.HostMemoryResource(), segments=value)  # type: ignore[arg-type]

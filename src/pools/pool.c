@@ -41,6 +41,7 @@
 #include "os/system.h"
 #include "pools/pool.h"
 #include "pools/pool_internal.h"
+#include "pools/pool_vmm.h"
 #include "pools/upstream.h"
 
 #define WAIT_MIN_NBYTES NRM__MIB /* requests of fewer bytes never wait for the GPU */
@@ -753,7 +754,7 @@ bins_nbytes(void)
 }
 
 /* Whether segments go back to code of other people, who do not know that the GPU may still
-   use them; cuMemFree waits. */
+   use them; cuMemFree waits, cuMemUnmap does not. */
 static bool
 leads_to_others(const nrm_resource *mr)
 {
@@ -778,6 +779,54 @@ lose_segment(struct nrm__segment *segment)
     nrm__pool_destroy_segment(segment);
 }
 
+static struct nrm__segment *
+take_segment(struct nrm__link *head)
+{
+    struct nrm__segment *segment =
+        NRM__CONTAINER(head->next, struct nrm__segment, link);
+    nrm__list_remove(&segment->link);
+    return segment;
+}
+
+/* Moves the segments in which something is not done into a list of their own. */
+static void
+set_used_aside(struct nrm__pool *pool, struct nrm__link *out)
+{
+    struct nrm__link *link = pool->segments.next;
+    while (link != &pool->segments) {
+        struct nrm__segment *segment = NRM__CONTAINER(link, struct nrm__segment, link);
+        struct nrm__pool_block *block = nrm__pool_floor_locked(segment, segment->start);
+        uintptr_t end = segment->start + segment->nbytes;
+        bool is_used = false;
+        for (; block != NULL && block->start < end; block = block->next) {
+            is_used |= nrm__pool_ordered(block)->list != NULL;
+        }
+        link = link->next;
+        if (is_used) {
+            nrm__list_remove(&segment->link);
+            nrm__list_append(out, &segment->link);
+        }
+    }
+}
+
+/* Those of all segments side by side, at the first one. */
+static void
+destroy_blocks(struct nrm__pool *pool, const struct nrm__link *segments)
+{
+    for (struct nrm__link *link = segments->next; link != segments; link = link->next) {
+        struct nrm__segment *segment = NRM__CONTAINER(link, struct nrm__segment, link);
+        struct nrm__pool_block *block =
+            nrm__pool_left_locked(segment) == NULL
+                ? nrm__pool_floor_locked(segment, segment->start)
+                : NULL;
+        while (block != NULL) {
+            struct nrm__pool_block *next = block->next;
+            nrm__pool_destroy_block_locked(pool, block);
+            block = next;
+        }
+    }
+}
+
 /* No block is live. Segments go upstream, where a source retires what the GPU may still
    touch: the parked blocks in them were freed before this moment. */
 static void
@@ -787,28 +836,23 @@ pool_finish(nrm_resource *mr)
     if (pool->has_slabs) {
         nrm__slabs_finish(&pool->slabs);
     }
-    bool hands_on = pool->order != NULL && leads_to_others(mr);
-    if (hands_on) {
+    struct nrm__link lost;
+    nrm__list_init(&lost);
+    if (pool->order != NULL && (leads_to_others(mr) || pool->vmm != NULL)) {
         nrm__pool_settle(pool, FINISH_WAIT_NS);
+        set_used_aside(pool, &lost);
+    }
+    destroy_blocks(pool, &pool->segments);
+    destroy_blocks(pool, &lost);
+    bool is_whole = nrm__list_is_empty(&lost);
+    while (!nrm__list_is_empty(&lost)) {
+        lose_segment(take_segment(&lost));
     }
     while (!nrm__list_is_empty(&pool->segments)) {
-        struct nrm__link *link = pool->segments.next;
-        struct nrm__segment *segment = NRM__CONTAINER(link, struct nrm__segment, link);
-        struct nrm__pool_block *block = nrm__pool_floor_locked(segment, segment->start);
-        bool is_used = false;
-        nrm__list_remove(link);
-        while (block != NULL) {
-            struct nrm__pool_block *next = block->next;
-            is_used |= hands_on && nrm__pool_ordered(block)->list != NULL;
-            nrm__pool_destroy_block_locked(pool, block);
-            block = next;
-        }
-        if (is_used) {
-            lose_segment(segment);
-        }
-        else {
-            (void)nrm__pool_drop_segment(pool, segment, true);
-        }
+        (void)nrm__pool_drop_segment(pool, take_segment(&pool->segments), true);
+    }
+    if (is_whole) {
+        nrm__pool_vmm_destroy(pool);
     }
     while (pool->spare != NULL) {
         struct nrm__pool_block *block = pool->spare;
@@ -856,6 +900,16 @@ is_immediate(const nrm_pool_options *options)
 {
     return options->reuse == NRM_REUSE_DEFAULT ? nrm_option_get(NRM_OPT_REUSE) == 1
                                                : options->reuse == NRM_REUSE_IMMEDIATE;
+}
+
+/* Only a source's own memory: adaptors between would not know of what is mapped. */
+static bool
+is_mapping(const struct nrm__pool *pool, const nrm_pool_options *options)
+{
+    bool wanted = options->segments == NRM_SEGMENTS_DEFAULT
+                      ? nrm_option_get(NRM_OPT_SEGMENTS) == 0
+                      : options->segments == NRM_SEGMENTS_VMM;
+    return wanted && (pool->base.upstream->ops->flags & NRM__OPS_MAPPABLE) != 0;
 }
 
 static void
@@ -918,6 +972,7 @@ init(struct nrm__pool *pool, const nrm_pool_options *options)
     }
     if (pool->base.kind == NRM_KIND_DEVICE && !is_immediate(options)) {
         NRM_TRY(nrm__pool_order_create(pool));
+        pool->maps = is_mapping(pool, options);
     }
     if (pool->has_slabs) {
         NRM_TRY(nrm__slabs_init(&pool->slabs, &pool->base, get_chunk, put_chunk));
@@ -929,11 +984,12 @@ nrm_status
 nrm_pool_create(nrm_resource *upstream, const nrm_pool_options *options,
                 nrm_resource **out)
 {
-    nrm_pool_options defaults = NRM_OPTIONS(nrm_pool_options);
+    nrm_pool_options given = NRM_OPTIONS(nrm_pool_options);
     nrm_resource *mr;
-    if (options == NULL) {
-        options = &defaults;
+    if (options != NULL) {
+        memcpy(&given, options, nrm__min(options->size, sizeof given));
     }
+    options = &given;
     NRM_TRY(nrm__resource_create(&pool_ops, upstream->kind, upstream,
                                  sizeof(struct nrm__pool), &mr));
     struct nrm__pool *pool = pool_from(mr);
@@ -949,8 +1005,7 @@ nrm_pool_create(nrm_resource *upstream, const nrm_pool_options *options,
     nrm__resource_publish(mr);
     if (options->initial_nbytes != 0) {
         size_t nbytes = nrm__align_up(options->initial_nbytes, pool->granule);
-        status =
-            nrm__pool_grow_by(pool, nrm__min(nbytes, pool->maximum_nbytes), nbytes);
+        status = nrm__pool_grow_at_first(pool, nrm__min(nbytes, pool->maximum_nbytes));
     }
     if (status != NRM_OK) {
         nrm_resource_release(mr);

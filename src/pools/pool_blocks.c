@@ -3,11 +3,11 @@
  * check of all of it. Nothing here asks the upstream or the driver, and everything runs
  * under the pool's lock.
  */
-#include "pools/pool_internal.h"
-
 #include "base/assert.h"
 #include "core/nodes.h"
 #include "core/uses.h"
+#include "pools/pool_internal.h"
+#include "pools/pool_vmm.h"
 
 /* ---- bins ---- */
 
@@ -148,19 +148,34 @@ nrm__pool_clear_start_locked(const struct nrm__pool_block *block)
     atomic_store_explicit(&starts->blocks[i], NULL, memory_order_relaxed);
 }
 
-struct nrm__pool_block *
-nrm__pool_floor_locked(const struct nrm__segment *segment, uintptr_t address)
+/* The last block that starts in a granule of the segment, up to one; NULL: none does. */
+static struct nrm__live *
+last_start_locked(const struct nrm__segment *segment, size_t i)
 {
     struct nrm__starts *starts = segment->extra;
-    size_t i = granule_index(segment, address);
     size_t word = i / 64;
     uint64_t bits = bits_of(starts)[word] & ~UINT64_C(0) >> (63 - i % 64);
-    while (bits == 0) { /* a block starts with the segment */
+    while (bits == 0) {
+        if (word == 0) {
+            return NULL;
+        }
         bits = bits_of(starts)[--word];
     }
     i = word * 64 + 63 - (size_t)__builtin_clzll(bits);
-    return nrm__pool_block_of(
-        atomic_load_explicit(&starts->blocks[i], memory_order_relaxed));
+    return atomic_load_explicit(&starts->blocks[i], memory_order_relaxed);
+}
+
+struct nrm__pool_block *
+nrm__pool_floor_locked(const struct nrm__segment *segment, uintptr_t address)
+{
+    struct nrm__live *live =
+        last_start_locked(segment, granule_index(segment, address));
+    while (live == NULL) { /* a block starts with the first segment */
+        segment = nrm__pool_left_locked(segment);
+        live =
+            last_start_locked(segment, ((struct nrm__starts *)segment->extra)->n - 1);
+    }
+    return nrm__pool_block_of(live);
 }
 
 /* ---- splitting and merging ---- */
@@ -186,10 +201,9 @@ fits(const struct nrm__pool_block *block, size_t nbytes, size_t alignment,
     return true;
 }
 
-/* Cuts a block, which is in no bin, in two; returns the second part, in no bin either.
-   NULL: no memory for its description. */
-static struct nrm__pool_block *
-split_locked(struct nrm__pool *pool, struct nrm__pool_block *block, size_t first_nbytes)
+struct nrm__pool_block *
+nrm__pool_split_locked(struct nrm__pool *pool, struct nrm__pool_block *block,
+                       size_t first_nbytes)
 {
     struct nrm__pool_block *rest = nrm__pool_create_block_locked(pool);
     if (rest == NULL) {
@@ -198,7 +212,7 @@ split_locked(struct nrm__pool *pool, struct nrm__pool_block *block, size_t first
     rest->start = block->start + first_nbytes;
     rest->size = block->size - first_nbytes;
     block->size = first_nbytes;
-    rest->live.segment = block->live.segment;
+    rest->live.segment = nrm__pool_segment_of_locked(block->live.segment, rest->start);
     rest->is_zero = block->is_zero;
     if (pool->order != NULL) {
         nrm__pool_ordered(rest)->tag = nrm__pool_ordered(block)->tag;
@@ -276,7 +290,8 @@ carve_locked(struct nrm__pool *pool, struct nrm__pool_block *block, uintptr_t st
 {
     nrm__pool_bin_remove_locked(pool, block);
     if (start > block->start) {
-        struct nrm__pool_block *piece = split_locked(pool, block, start - block->start);
+        struct nrm__pool_block *piece =
+            nrm__pool_split_locked(pool, block, start - block->start);
         nrm__pool_bin_insert_locked(pool, block);
         if (piece == NULL) {
             return NULL;
@@ -286,7 +301,7 @@ carve_locked(struct nrm__pool *pool, struct nrm__pool_block *block, uintptr_t st
     nbytes = nrm__align_up(nbytes, nrm__pool_granule_of(block->live.segment));
     size_t least_rest = nbytes > pool->segment_nbytes ? NRM__MAP_PAGE : 1;
     if (block->size - nbytes >= least_rest) {
-        struct nrm__pool_block *rest = split_locked(pool, block, nbytes);
+        struct nrm__pool_block *rest = nrm__pool_split_locked(pool, block, nbytes);
         if (rest != NULL) {
             nrm__pool_bin_insert_locked(pool, rest);
         }
@@ -413,7 +428,7 @@ void
 nrm__pool_cut_tail_locked(struct nrm__pool *pool, struct nrm__pool_block *block,
                           size_t nbytes)
 {
-    struct nrm__pool_block *tail = split_locked(pool, block, nbytes);
+    struct nrm__pool_block *tail = nrm__pool_split_locked(pool, block, nbytes);
     if (tail == NULL) {
         return;
     }
@@ -440,7 +455,7 @@ nrm__pool_extend_locked(struct nrm__pool *pool, struct nrm__pool_block *block,
     nrm__pool_bin_remove_locked(pool, next);
     size_t take = nrm__min(nrm__max(wanted, nbytes) - before, next->size);
     if (next->size > take) {
-        struct nrm__pool_block *rest = split_locked(pool, next, take);
+        struct nrm__pool_block *rest = nrm__pool_split_locked(pool, next, take);
         if (rest != NULL) {
             nrm__pool_bin_insert_locked(pool, rest);
         }
@@ -457,16 +472,17 @@ struct sums {
 };
 
 static void
-check_block_locked(const struct nrm__pool_block *block,
-                   const struct nrm__segment *segment, struct sums *sums)
+check_block_locked(const struct nrm__pool_block *block, struct sums *sums)
 {
     uintptr_t state = nrm__pool_state_of(block);
+    struct nrm__segment *segment = block->live.segment;
     size_t granule = nrm__pool_granule_of(segment);
+    uintptr_t last = block->start + block->size - 1;
     NRM_ASSERT(block->size != 0 && block->size % granule == 0);
-    NRM_ASSERT(block->live.segment == segment);
+    NRM_ASSERT(block->start - segment->start < segment->nbytes);
     NRM_ASSERT(nrm__pool_floor_locked(segment, block->start) == block);
-    NRM_ASSERT(nrm__pool_floor_locked(segment, block->start + block->size - 1) ==
-               block);
+    segment = nrm__pool_segment_of_locked(segment, last);
+    NRM_ASSERT(nrm__pool_floor_locked(segment, last) == block);
     if (state == NRM__POOL_LIVE) {
         uintptr_t key = atomic_load(&block->live.key);
         uintptr_t address = key & ~NRM__STATE_MASK;
@@ -483,9 +499,10 @@ check_block_locked(const struct nrm__pool_block *block,
     sums->n_blocks++;
 }
 
+/* The blocks of segments side by side, of which this is the first. */
 static void
-check_segment_locked(const struct nrm__pool *pool, const struct nrm__segment *segment,
-                     struct sums *sums)
+check_run_locked(const struct nrm__pool *pool, const struct nrm__segment *segment,
+                 struct sums *sums)
 {
     uintptr_t at = segment->start;
     struct nrm__pool_block *previous = NULL;
@@ -494,10 +511,14 @@ check_segment_locked(const struct nrm__pool *pool, const struct nrm__segment *se
         NRM_ASSERT(block->start == at && block->previous == previous);
         bool is_free = nrm__pool_state_of(block) == NRM__POOL_FREE;
         NRM_ASSERT(!is_free || !merges_locked(pool, block, previous));
-        check_block_locked(block, segment, sums);
+        check_block_locked(block, sums);
         at += block->size;
     }
-    NRM_ASSERT(at == segment->start + segment->nbytes);
+    const struct nrm__segment *last = segment;
+    for (; segment != NULL; segment = nrm__pool_right_locked(segment)) {
+        last = segment;
+    }
+    NRM_ASSERT(at == last->start + last->nbytes);
 }
 
 void
@@ -528,7 +549,9 @@ nrm__pool_check_locked(struct nrm__pool *pool)
     for (struct nrm__link *link = pool->segments.next; link != &pool->segments;
          link = link->next) {
         struct nrm__segment *segment = NRM__CONTAINER(link, struct nrm__segment, link);
-        check_segment_locked(pool, segment, &sums);
+        if (nrm__pool_left_locked(segment) == NULL) {
+            check_run_locked(pool, segment, &sums);
+        }
         reserved += segment->nbytes;
     }
     NRM_ASSERT(sums.n_blocks == pool->n_blocks);
@@ -541,5 +564,6 @@ nrm__pool_check_locked(struct nrm__pool *pool)
                                 pool->free_nbytes - nrm__pool_pending_locked(pool));
     if (pool->order != NULL) {
         nrm__pool_check_order_locked(pool);
+        nrm__pool_vmm_check_locked(pool);
     }
 }

@@ -1,7 +1,7 @@
 /*
- * What pools/pool.c (the resource), pool_blocks.c (its blocks), pool_segments.c and
- * pool_order.c (the blocks of device memory) share. Functions named ..._locked: the caller
- * holds the pool's lock.
+ * What pools/pool.c (the resource), pool_blocks.c (its blocks), pool_segments.c,
+ * pool_order.c and pool_vmm.c (blocks and segments of device memory) share. Functions named
+ * ..._locked: the caller holds the pool's lock.
  */
 #ifndef NRM_POOLS_POOL_INTERNAL_H
 #define NRM_POOLS_POOL_INTERNAL_H
@@ -86,6 +86,8 @@ struct nrm__pool {
     struct nrm__slabs slabs;
     struct nrm__pool_order *order; /* device memory; NULL: what is free is anybody's */
     size_t block_nbytes;           /* of a description */
+    atomic_bool maps;              /* segments are mapped, see pool_vmm.c */
+    _Atomic(struct nrm__pool_vmm *) vmm; /* NULL: none was mapped yet */
 
     bool is_plain; /* its memory is ordinary pages: they may be dropped or moved */
     atomic_bool fills_zeros; /* the program writes to what it gets as zeros */
@@ -138,7 +140,7 @@ nrm__pool_granule_of(const struct nrm__segment *segment)
     return (size_t)1 << ((const struct nrm__starts *)segment->extra)->shift;
 }
 
-/* The block that an address of a segment lies in. */
+/* The block that an address of a segment lies in. It may start in a segment before. */
 struct nrm__pool_block *nrm__pool_floor_locked(const struct nrm__segment *segment,
                                                uintptr_t address);
 
@@ -150,6 +152,12 @@ void nrm__pool_destroy_block_locked(struct nrm__pool *pool,
 /* Enters a block of a segment into its starts, and removes it. */
 void nrm__pool_set_start_locked(struct nrm__pool_block *block);
 void nrm__pool_clear_start_locked(const struct nrm__pool_block *block);
+
+/* Cuts a block, which is in no bin, in two; returns the second part, in no bin either.
+   NULL: no memory for its description. */
+struct nrm__pool_block *nrm__pool_split_locked(struct nrm__pool *pool,
+                                               struct nrm__pool_block *block,
+                                               size_t first_nbytes);
 
 /* A free block, in no bin yet, goes into its bin; and out of it. */
 void nrm__pool_bin_insert_locked(struct nrm__pool *pool, struct nrm__pool_block *block);
@@ -236,6 +244,13 @@ void nrm__pool_check_order_locked(struct nrm__pool *pool);
 
 /* Takes a segment of `nbytes` of the upstream; the request that needs it asked `asked`. */
 nrm_status nrm__pool_grow_by(struct nrm__pool *pool, size_t nbytes, size_t asked);
+
+/* Makes memory of the upstream, or mapped (no owner), one free block. */
+nrm_status nrm__pool_enter_segment(struct nrm__pool *pool,
+                                   const struct nrm__block *upstream, size_t nbytes);
+
+/* What the pool has from the beginning. */
+nrm_status nrm__pool_grow_at_first(struct nrm__pool *pool, size_t nbytes);
 
 /* Grows so that a block of `nbytes` fits, of which `asked` were asked for. Segments that
    were made for one large block and are free now go back first: what they held does not

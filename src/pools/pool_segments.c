@@ -3,8 +3,6 @@
  * back when they are free as a whole. The pool's lock is not held here while the upstream
  * works; what a growth will take is booked against the limit before.
  */
-#include "pools/pool_internal.h"
-
 #include "base/assert.h"
 #include "base/error.h"
 #include "core/nodes.h"
@@ -12,6 +10,8 @@
 #include "cuda/context.h"
 #include "nrm/options.h"
 #include "os/memory.h"
+#include "pools/pool_internal.h"
+#include "pools/pool_vmm.h"
 
 #define FIRST_SEGMENT_NBYTES (8 * NRM__MIB)
 #define COLOUR_STEP 1088u        /* 17 lines: the starts within a page go round */
@@ -39,6 +39,9 @@ shift_for(const struct nrm__pool *pool, const struct nrm__segment *segment)
         return (unsigned)__builtin_ctzll(pool->alignment);
     }
     unsigned shift = (unsigned)__builtin_ctzll(pool->granule);
+    if (nrm__pool_is_mapped(segment)) {
+        return shift; /* a block may lie in several: all have the same */
+    }
     if (nbytes > pool->segment_nbytes && (nbytes & (NRM__MAP_PAGE - 1)) == 0) {
         shift = NRM__MAP_PAGE_SHIFT;
         while (nbytes >> shift > LARGE_MAX_GRANULES &&
@@ -95,8 +98,11 @@ add_whole_block(struct nrm__pool *pool, struct nrm__segment *segment)
         block->is_zero = (segment->upstream.flags & NRM__BLOCK_IS_ZERO) != 0;
         nrm__pool_set_start_locked(block);
         nrm__list_append(&pool->segments, &segment->link);
-        nrm__pool_bin_insert_locked(pool, block);
         pool->reserved_nbytes += segment->nbytes;
+        if (nrm__pool_is_mapped(segment)) {
+            nrm__pool_vmm_link_locked(pool, block);
+        }
+        nrm__pool_free_locked(pool, block, block->is_zero);
     }
     nrm__lock_release(&pool->lock);
     return block != NULL
@@ -104,23 +110,15 @@ add_whole_block(struct nrm__pool *pool, struct nrm__segment *segment)
                : nrm__error(NRM_OUT_OF_MEMORY, "no memory to describe a block");
 }
 
-/* Takes a segment of `nbytes` of the upstream and makes it one free block. */
-static nrm_status
-take_segment(struct nrm__pool *pool, size_t nbytes, size_t alignment)
+nrm_status
+nrm__pool_enter_segment(struct nrm__pool *pool, const struct nrm__block *upstream,
+                        size_t nbytes)
 {
-    struct nrm__request request = {.nbytes = nbytes, .alignment = alignment};
-    nrm_resource *upstream = pool->base.upstream;
-    struct nrm__block block;
     struct nrm__segment *segment = NULL;
-    NRM_TRY(nrm__allocate(upstream, &request, &block));
-    size_t usable = nrm__align_down(nbytes, pool->granule);
-    nrm_status status = nrm__segment_create(&pool->base, block.ptr, usable, &segment);
-    if (status != NRM_OK) {
-        goto fail_segment;
-    }
-    segment->upstream = block;
+    NRM_TRY(nrm__segment_create(&pool->base, upstream->ptr, nbytes, &segment));
+    segment->upstream = *upstream;
     segment->generation = nrm__cuda_generations();
-    status = create_starts(pool, segment);
+    nrm_status status = create_starts(pool, segment);
     if (status != NRM_OK) {
         goto fail_starts;
     }
@@ -138,30 +136,56 @@ fail_block:
     nrm__block_map_remove_segment(segment);
 fail_starts:
     nrm__pool_destroy_segment(segment);
-fail_segment:
-    nrm__give_back(upstream, &block, false);
     return status;
 }
 
-/* The block of a segment that is free as a whole, and done, or NULL. */
+/* Takes a segment of `nbytes` of the upstream and makes it one free block. */
+static nrm_status
+take_segment(struct nrm__pool *pool, size_t nbytes, size_t alignment)
+{
+    struct nrm__request request = {.nbytes = nbytes, .alignment = alignment};
+    nrm_resource *upstream = pool->base.upstream;
+    struct nrm__block block;
+    NRM_TRY(nrm__allocate(upstream, &request, &block));
+    size_t usable = nrm__align_down(nbytes, pool->granule);
+    nrm_status status = nrm__pool_enter_segment(pool, &block, usable);
+    if (status != NRM_OK) {
+        nrm__give_back(upstream, &block, false);
+    }
+    return status;
+}
+
+/* The block that the segment lies in as a whole if that is free, and done; else NULL. It is
+   larger only where segments are mapped. */
 static struct nrm__pool_block *
 whole_locked(const struct nrm__pool *pool, const struct nrm__segment *segment)
 {
     struct nrm__pool_block *block = nrm__pool_floor_locked(segment, segment->start);
     bool is_free = nrm__pool_state_of(block) == NRM__POOL_FREE &&
                    (pool->order == NULL || nrm__pool_ordered(block)->list == NULL);
-    return is_free && block->size == segment->nbytes ? block : NULL;
+    uintptr_t end = segment->start + segment->nbytes;
+    return is_free && block->start + block->size >= end ? block : NULL;
 }
 
-/* Takes a segment that is free as a whole out of the pool. */
-static void
+/* Takes a segment that is free as a whole out of the pool; false: there is no memory for the
+   description of what is beside it. */
+static bool
 detach_locked(struct nrm__pool *pool, struct nrm__segment *segment,
               struct nrm__pool_block *block)
 {
-    nrm__pool_bin_remove_locked(pool, block);
+    if (nrm__pool_is_mapped(segment)) {
+        block = nrm__pool_vmm_isolate_locked(pool, segment, block);
+        if (block == NULL) {
+            return false;
+        }
+    }
+    else {
+        nrm__pool_bin_remove_locked(pool, block);
+    }
     nrm__pool_destroy_block_locked(pool, block);
     nrm__list_remove(&segment->link);
     pool->reserved_nbytes -= segment->nbytes;
+    return true;
 }
 
 /* Takes one segment that is free as a whole, and of more than `min_nbytes`, out of the
@@ -177,8 +201,7 @@ detach_segment_locked(struct nrm__pool *pool, size_t min_nbytes, size_t keep_nby
             pool->free_nbytes - segment->nbytes < keep_nbytes) {
             continue;
         }
-        detach_locked(pool, segment, block);
-        return segment;
+        return detach_locked(pool, segment, block) ? segment : NULL;
     }
     return NULL;
 }
@@ -188,7 +211,12 @@ nrm__pool_drop_segment(struct nrm__pool *pool, struct nrm__segment *segment, boo
 {
     size_t nbytes = segment->nbytes;
     nrm__block_map_remove_segment(segment);
-    nrm__give_back(pool->base.upstream, &segment->upstream, later);
+    if (nrm__pool_is_mapped(segment)) {
+        nrm__pool_vmm_give_back(pool, segment);
+    }
+    else {
+        nrm__give_back(pool->base.upstream, &segment->upstream, later);
+    }
     nrm__pool_destroy_segment(segment);
     return nbytes;
 }
@@ -385,6 +413,32 @@ nrm__pool_move_pages(struct nrm__pool *pool, struct nrm__pool_block *block,
 
 /* ---- growing ---- */
 
+nrm_status
+nrm__pool_grow_at_first(struct nrm__pool *pool, size_t nbytes)
+{
+    nrm_status status = nrm__pool_vmm_grow(pool, nbytes, true);
+    return status == NRM_OUT_OF_MEMORY || status == NRM_NOT_SUPPORTED
+               ? nrm__pool_grow_by(pool, nbytes, nbytes)
+               : status;
+}
+
+/* Maps what is missing: beside what is free, so that no segment is in the way. */
+static nrm_status
+grow_mapped(struct nrm__pool *pool, size_t needed)
+{
+    nrm_status status = nrm__pool_vmm_grow(pool, needed, false);
+    if (status == NRM_OUT_OF_MEMORY && needed > pool->maximum_nbytes) {
+        return status; /* nothing that went back would help */
+    }
+    if (status == NRM_OUT_OF_MEMORY) {
+        status = nrm__pool_vmm_grow(pool, needed, true);
+    }
+    if (status == NRM_OUT_OF_MEMORY && nrm__pool_give_segments_back(pool, 0, 0) != 0) {
+        status = nrm__pool_vmm_grow(pool, needed, true);
+    }
+    return status;
+}
+
 /* Grows so that a block of `nbytes` fits. Segments that were made for one large block and
    are free now go back first: what they held does not fit, and would only pile up. */
 nrm_status
@@ -395,10 +449,15 @@ nrm__pool_grow(struct nrm__pool *pool, size_t nbytes, size_t alignment, size_t a
     if (alignment > have) {
         needed += alignment - pool->alignment;
     }
+    size_t exact = nrm__align_up(needed, pool->granule);
+    nrm_status status = grow_mapped(pool, needed);
+    if (status != NRM_NOT_SUPPORTED) {
+        return status == NRM_OUT_OF_MEMORY ? nrm__pool_grow_by(pool, exact, asked)
+                                           : status;
+    }
     size_t rounded = next_segment_nbytes(pool, needed);
     nrm__pool_give_segments_back(pool, pool->segment_nbytes, 0);
-    nrm_status status = nrm__pool_grow_by(pool, rounded, asked);
-    size_t exact = nrm__align_up(needed, pool->granule);
+    status = nrm__pool_grow_by(pool, rounded, asked);
     if (status == NRM_OUT_OF_MEMORY && exact < rounded) {
         status = nrm__pool_grow_by(pool, exact, asked);
     }

@@ -77,6 +77,8 @@ stop(void)
     nrm_resource_release(pool);
     CHECK_EQ(cuda.cuMemFree(seen), NRM_CUDA_SUCCESS);
     CHECK_EQ(simulator_count(NRM_CUDASIM_DEVICE_ALLOCATIONS), 0u);
+    CHECK_EQ(simulator_count(NRM_CUDASIM_PHYSICAL), 0u);
+    CHECK_EQ(simulator_count(NRM_CUDASIM_RESERVATIONS), 0u);
     cuda.cuCtxSetCurrent(NULL);
     simulator_check_faults();
 }
@@ -933,6 +935,8 @@ static struct {
     atomic_uint n_results;
 } shared;
 
+static size_t largest_nbytes; /* of a block */
+
 /* Fills a block and copies a byte of it out: both must be of one owner. */
 static void
 use(const struct piece *piece, uint64_t *random)
@@ -953,7 +957,7 @@ use(const struct piece *piece, uint64_t *random)
 static bool
 fill_piece(struct piece *piece, nrm_stream *stream, uint64_t *random)
 {
-    size_t nbytes = 1 + check_random(random) % (16 * 1024);
+    size_t nbytes = 1 + check_random(random) % largest_nbytes;
     nrm_status status = nrm_resource_allocate(pool, nbytes, 0, stream, &piece->ptr);
     if (status != NRM_OK) {
         piece->ptr = NULL;
@@ -973,13 +977,32 @@ empty_piece(struct piece *piece, bool by_host)
     piece->ptr = NULL;
 }
 
+static const struct program {
+    const char *name;
+    size_t nbytes; /* of the pool; 0: it grows */
+    size_t largest_nbytes;
+    const char *segment_nbytes;
+    uint64_t seed;
+} programs[] = {
+    {"full", 128 * 1024, 16 * 1024, "64 MiB", 1},
+    {"full again", 128 * 1024, 16 * 1024, "64 MiB", 2},
+    {"tight", 200 * 1024, 16 * 1024, "64 MiB", 3},
+    {"grows", 0, 16 * 1024, "64 MiB", 4},
+    {"many pieces", 24 * NRM__MIB, 3 * NRM__MIB, "2 MiB", 5},
+    {"many pieces, grows", 0, 3 * NRM__MIB, "2 MiB", 6},
+};
+
 static void
-start_program(uint64_t seed, size_t nbytes)
+start_program(const struct program *program)
 {
     struct nrm_cudasim_config config = simulator_config();
-    config.seed = seed;
+    config.seed = program->seed;
     start_machine(&config);
-    pool = pool_of(device_source(), nbytes, NRM_REUSE_DEFAULT, NRM_ON_EXHAUSTED_ERROR);
+    CHECK_OK(nrm_option_set(NRM_OPT_SEGMENT_NBYTES, program->segment_nbytes));
+    pool = pool_of(device_source(), program->nbytes, NRM_REUSE_DEFAULT,
+                   NRM_ON_EXHAUSTED_ERROR);
+    CHECK_OK(nrm_option_set(NRM_OPT_SEGMENT_NBYTES, "64 MiB"));
+    largest_nbytes = program->largest_nbytes;
     atomic_store(&shared.n_results, 0);
     CHECK_EQ(cuda.cuMemAlloc(&shared.results, N_RESULTS), NRM_CUDA_SUCCESS);
     for (int i = 0; i < N_STREAMS; i++) {
@@ -1004,27 +1027,21 @@ end_program(void)
     stop();
 }
 
-static const struct program {
-    const char *name;
-    size_t nbytes;
-    uint64_t seed;
-} programs[] = {
-    {"full", 128 * 1024, 1}, {"full again", 128 * 1024, 2}, {"tight", 200 * 1024, 3},
-    {"grows", 0, 4},         {"grows again", 0, 5},
-};
-
 /* Each of three streams may be held; the pool is checked after every step. */
 TEST_EACH(a_random_program_over_three_streams_keeps_every_byte, programs)
 {
     struct piece pieces[N_PIECES] = {{0}};
     bool is_held[N_STREAMS] = {false};
     uint64_t random = 1000 + row->seed;
-    start_program(row->seed, row->nbytes);
+    start_program(row);
     for (int step = 0; step < N_STEPS; step++) {
         struct piece *piece = &pieces[check_random(&random) % N_PIECES];
         unsigned k = (unsigned)(check_random(&random) % N_STREAMS);
         uint64_t what = check_random(&random) % 16;
-        if (what == 0) {
+        if (what == 15) {
+            CHECK_OK(nrm_resource_trim(pool, 0, NULL));
+        }
+        else if (what == 0) {
             is_held[k] ? let_go(shared.streams[k]) : hold(shared.streams[k]);
             is_held[k] = !is_held[k];
         }
@@ -1099,7 +1116,7 @@ work(unsigned index, void *arg)
 
 TEST_EACH(threads_streams_and_deaths_in_any_order, programs)
 {
-    start_program(row->seed, row->nbytes);
+    start_program(row);
     check_threads(N_THREADS, work, (void *)&row->seed);
     end_program();
 }

@@ -48,6 +48,9 @@ typedef enum nrm_option_source {
       "what a full pool does; auto: host for \"pinned\", error for the others")        \
     X(SEGMENT_NBYTES, "segment_nbytes", SIZE, 67108864, "",                            \
       "largest segment that a pool takes ahead of what is asked for")                  \
+    X(SEGMENTS, "segments", CHOICE, 0, "vmm|alloc",                                    \
+      "whether a device pool maps its segments side by side where it can, or takes "   \
+      "them of its upstream")                                                          \
     X(IDLE_LIMIT, "idle_limit", SIZE, 0, "",                                           \
       "free bytes that a pool keeps when a large array dies; 0: a sixteenth of the "   \
       "memory")                                                                        \
