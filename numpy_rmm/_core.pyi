@@ -190,6 +190,7 @@ class PoolMemoryResource(MemoryResource):
         parked_limit: _Size | None = None,
         wait_limit: float | str | None = None,
         on_exhausted: Literal["error", "wait"] | None = None,
+        segments: Literal["vmm", "alloc"] | None = None,
     ) -> None: ...
 
 class StatisticsResourceAdaptor(MemoryResource):

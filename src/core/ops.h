@@ -57,6 +57,9 @@ enum {
                                      does not know as its upstream (callbacks) */
     NRM__OPS_HOLDS = 1u << 4, /* holds itself while it has blocks (nrm__resource_hold):
                                      the dispatcher takes no reference for each */
+    NRM__OPS_MAPPABLE = 1u
+        << 6, /* of a source: device memory, in whose place a pool may
+                                     map memory of the same device (cuda/vmm.h) */
     NRM__OPS_PLAIN = 1u
         << 5, /* of a source: ordinary private pages, which may be dropped
                                      and moved */

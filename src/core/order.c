@@ -222,17 +222,28 @@ nrm__order_is_done(struct nrm__order_tag tag)
     return epoch != 0 && nrm__epoch_is_done(epoch);
 }
 
+bool
+nrm__order_slot_of(const nrm_stream *stream, int device, struct nrm__order_tag *out)
+{
+    if (stream == NULL || !nrm__stream_is_here(stream)) {
+        return false;
+    }
+    const struct nrm__order *order = find_order(stream, device);
+    if (order == NULL) {
+        return false;
+    }
+    *out = tag_of(order, 0);
+    return true;
+}
+
 /* The tag of a slot that the stream has. */
 static bool
 is_of(struct nrm__order_tag tag, const nrm_stream *stream, int device)
 {
-    if (stream == NULL || tag.stream < NRM__ORDER_FIRST_SLOT ||
-        !nrm__stream_is_here(stream)) {
-        return false;
-    }
-    const struct nrm__order *order = find_order(stream, device);
-    return order != NULL && order->index == tag.stream &&
-           atomic_load(&order->generation) == tag.generation;
+    struct nrm__order_tag own;
+    return tag.stream >= NRM__ORDER_FIRST_SLOT &&
+           nrm__order_slot_of(stream, device, &own) && own.stream == tag.stream &&
+           own.generation == tag.generation;
 }
 
 bool

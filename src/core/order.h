@@ -51,6 +51,11 @@ bool nrm__order_is_done(struct nrm__order_tag tag);
 bool nrm__order_is_free(struct nrm__order_tag tag, const nrm_stream *stream,
                         int device);
 
+/* The slot that tags of this stream name, with no count; false: it has none (yet), so that
+   nothing free is its own. A few atomic loads. */
+bool nrm__order_slot_of(const nrm_stream *stream, int device,
+                        struct nrm__order_tag *out);
+
 /* Asks the driver; true: done. What nobody has recorded yet is recorded, so that a stream
    which is never idle gives its blocks back too. Never waits. No lock held. */
 bool nrm__order_poll(struct nrm__order_tag tag);

@@ -392,6 +392,7 @@ static nrm_status
 make_pool(struct arena *arena)
 {
     nrm_pool_options options = NRM_OPTIONS(nrm_pool_options);
+    options.segments = NRM_SEGMENTS_ALLOC; /* one block of the upstream */
     options.initial_nbytes = options.maximum_nbytes = arena->nbytes;
     NRM_TRY(nrm_pool_create(arena->base.upstream, &options, &arena->pool));
     /* Nobody else knows the pool yet. It keeps its segment while nothing lives in it. */

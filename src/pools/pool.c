@@ -41,6 +41,7 @@
 #include "os/system.h"
 #include "pools/pool.h"
 #include "pools/pool_internal.h"
+#include "pools/pool_vmm.h"
 #include "pools/upstream.h"
 
 #define WAIT_MIN_NBYTES NRM__MIB /* requests of fewer bytes never wait for the GPU */
@@ -52,6 +53,7 @@
 #define GROWING_NBYTES NRM__MIB /* from here on a growing block has pages of its own */
 #define HOST_GRANULE NRM__KIB
 #define LAZY_ZERO_NBYTES (4 * NRM__MIB) /* from here on zeros are not written at once */
+#define FINISH_WAIT_NS UINT64_C(10000000000) /* for the GPU, before memory is lost */
 #define ZERO_SAMPLES 16 /* pages of such a block that are looked at when it is freed */
 #define ZERO_TOUCHED 3  /* so many of them were written to: the next one is filled */
 
@@ -364,11 +366,25 @@ climb(struct search *search)
     return nrm__pool_explain(search->pool, &search->said, search->request->nbytes);
 }
 
+static nrm_status
+find_ordered(struct nrm__pool *pool, const struct nrm__request *request,
+             struct nrm__pool_block **out)
+{
+    nrm_status status =
+        nrm__pool_find_ordered(pool, request, block_nbytes(pool, request), out);
+    return status != NRM_OUT_OF_MEMORY
+               ? status
+               : nrm__pool_explain(pool, nrm_last_error(), request->nbytes);
+}
+
 /* Free memory for a block. */
 static nrm_status
 find_memory(struct nrm__pool *pool, const struct nrm__request *request,
             struct nrm__pool_block **out)
 {
+    if (pool->order != NULL) {
+        return find_ordered(pool, request, out);
+    }
     struct search search;
     search.pool = pool;
     search.request = request;
@@ -605,7 +621,11 @@ pool_deallocate(nrm_resource *mr, const struct nrm__block *block, nrm_stream *st
         deallocate_cell(pool, block);
         return;
     }
-    free_block(pool, block_at(block->segment, block->ptr));
+    struct nrm__pool_block *own = block_at(block->segment, block->ptr);
+    if (pool->order != NULL) {
+        nrm__pool_stamp(pool, own, stream);
+    }
+    free_block(pool, own);
     nrm__resource_unhold(mr, 1);
 }
 
@@ -805,6 +825,9 @@ pool_reallocate(nrm_resource *mr, struct nrm__block *block,
                      request->nbytes >= block->capacity / 2;
         return stays ? NRM_OK : NRM_NOT_SUPPORTED;
     }
+    if (pool->order != NULL) {
+        return NRM_NOT_SUPPORTED; /* nor can the host copy it */
+    }
     struct nrm__pool_block *own = block_at(block->segment, block->ptr);
     size_t colour = (uintptr_t)block->ptr - own->start;
     size_t wanted = block_nbytes(pool, request) + colour;
@@ -827,6 +850,9 @@ pool_trim(nrm_resource *mr, size_t keep_nbytes, size_t *out_nbytes)
     nrm__cache_drain(mr);
     if (pool->has_slabs) {
         nrm__slabs_trim(&pool->slabs, keep_nbytes, &slab_nbytes);
+    }
+    if (pool->order != NULL) {
+        nrm__pool_settle(pool, pool->wait_limit_ns);
     }
     for (;;) {
         nrm__lock_acquire(&pool->lock);
@@ -851,7 +877,8 @@ pool_statistics(nrm_resource *mr, nrm_statistics *out)
     struct nrm__pool *pool = pool_from(mr);
     nrm__lock_acquire(&pool->lock);
     out->reserved_bytes += (int64_t)pool->reserved_nbytes;
-    out->parked_bytes += (int64_t)pool->parked_nbytes;
+    out->parked_bytes +=
+        (int64_t)(pool->parked_nbytes + nrm__pool_pending_locked(pool));
     out->epochs += pool->n_epochs;
     out->waits += pool->n_waits;
     nrm__lock_release(&pool->lock);
@@ -917,6 +944,80 @@ bins_nbytes(void)
     return nrm__align_up(sizeof(struct nrm__pool_bins), nrm__page_size());
 }
 
+/* Whether segments go back to code of other people, who do not know that the GPU may still
+   use them; cuMemFree waits, cuMemUnmap does not. */
+static bool
+leads_to_others(const nrm_resource *mr)
+{
+    while (mr != NULL && !(mr->ops->flags & NRM__OPS_OVERLAY)) {
+        mr = mr->upstream;
+    }
+    return mr != NULL;
+}
+
+/* Lost rather than handed out under a kernel that does not end. */
+static void
+lose_segment(struct nrm__segment *segment)
+{
+    nrm__block_map_remove_segment(segment);
+    if (!nrm__is_exiting() && !nrm__cuda_is_forked() &&
+        nrm__error(NRM_CUDA_ERROR,
+                   "%zu B of a pool that has ended are in use by the GPU and do not go "
+                   "back",
+                   segment->nbytes) != NRM_OK) {
+        nrm__lost_error_note(nrm_last_error());
+    }
+    nrm__pool_destroy_segment(segment);
+}
+
+static struct nrm__segment *
+take_segment(struct nrm__link *head)
+{
+    struct nrm__segment *segment =
+        NRM__CONTAINER(head->next, struct nrm__segment, link);
+    nrm__list_remove(&segment->link);
+    return segment;
+}
+
+/* Moves the segments in which something is not done into a list of their own. */
+static void
+set_used_aside(struct nrm__pool *pool, struct nrm__link *out)
+{
+    struct nrm__link *link = pool->segments.next;
+    while (link != &pool->segments) {
+        struct nrm__segment *segment = NRM__CONTAINER(link, struct nrm__segment, link);
+        struct nrm__pool_block *block = nrm__pool_floor_locked(segment, segment->start);
+        uintptr_t end = segment->start + segment->nbytes;
+        bool is_used = false;
+        for (; block != NULL && block->start < end; block = block->next) {
+            is_used |= nrm__pool_ordered(block)->list != NULL;
+        }
+        link = link->next;
+        if (is_used) {
+            nrm__list_remove(&segment->link);
+            nrm__list_append(out, &segment->link);
+        }
+    }
+}
+
+/* Those of all segments side by side, at the first one. */
+static void
+destroy_blocks(struct nrm__pool *pool, const struct nrm__link *segments)
+{
+    for (struct nrm__link *link = segments->next; link != segments; link = link->next) {
+        struct nrm__segment *segment = NRM__CONTAINER(link, struct nrm__segment, link);
+        struct nrm__pool_block *block =
+            nrm__pool_left_locked(segment) == NULL
+                ? nrm__pool_floor_locked(segment, segment->start)
+                : NULL;
+        while (block != NULL) {
+            struct nrm__pool_block *next = block->next;
+            nrm__pool_destroy_block_locked(pool, block);
+            block = next;
+        }
+    }
+}
+
 /* No block is live. Segments go upstream, where a source retires what the GPU may still
    touch: the parked blocks in them were freed before this moment. */
 static void
@@ -930,23 +1031,30 @@ pool_finish(nrm_resource *mr)
     if (pool->has_slabs) {
         nrm__slabs_finish(&pool->slabs);
     }
+    struct nrm__link lost;
+    nrm__list_init(&lost);
+    if (pool->order != NULL && (leads_to_others(mr) || pool->vmm != NULL)) {
+        nrm__pool_settle(pool, FINISH_WAIT_NS);
+        set_used_aside(pool, &lost);
+    }
+    destroy_blocks(pool, &pool->segments);
+    destroy_blocks(pool, &lost);
+    bool is_whole = nrm__list_is_empty(&lost);
+    while (!nrm__list_is_empty(&lost)) {
+        lose_segment(take_segment(&lost));
+    }
     while (!nrm__list_is_empty(&pool->segments)) {
-        struct nrm__link *link = pool->segments.next;
-        struct nrm__segment *segment = NRM__CONTAINER(link, struct nrm__segment, link);
-        struct nrm__pool_block *block = nrm__pool_floor_locked(segment, segment->start);
-        nrm__list_remove(link);
-        while (block != NULL) {
-            struct nrm__pool_block *next = block->next;
-            nrm__pool_destroy_block_locked(pool, block);
-            block = next;
-        }
-        (void)nrm__pool_drop_segment(pool, segment, true);
+        (void)nrm__pool_drop_segment(pool, take_segment(&pool->segments), true);
+    }
+    if (is_whole) {
+        nrm__pool_vmm_destroy(pool);
     }
     while (pool->spare != NULL) {
         struct nrm__pool_block *block = pool->spare;
         pool->spare = block->next;
-        nrm__node_deallocate(block, sizeof *block);
+        nrm__node_deallocate(block, pool->block_nbytes);
     }
+    nrm__pool_order_destroy(pool);
     nrm__unmap(pool->bins, bins_nbytes());
     nrm__lock_finish(&pool->lock);
 }
@@ -982,15 +1090,30 @@ default_maximum(nrm_kind kind)
                : SIZE_MAX / 2;
 }
 
+static bool
+is_immediate(const nrm_pool_options *options)
+{
+    return options->reuse == NRM_REUSE_DEFAULT ? nrm_option_get(NRM_OPT_REUSE) == 1
+                                               : options->reuse == NRM_REUSE_IMMEDIATE;
+}
+
+/* Only a source's own memory: adaptors between would not know of what is mapped. */
+static bool
+is_mapping(const struct nrm__pool *pool, const nrm_pool_options *options)
+{
+    bool wanted = options->segments == NRM_SEGMENTS_DEFAULT
+                      ? nrm_option_get(NRM_OPT_SEGMENTS) == 0
+                      : options->segments == NRM_SEGMENTS_VMM;
+    return wanted && (pool->base.upstream->ops->flags & NRM__OPS_MAPPABLE) != 0;
+}
+
 static void
 set_policy(struct nrm__pool *pool, const nrm_pool_options *options)
 {
     nrm_kind kind = pool->base.kind;
     bool gpu_visible = kind == NRM_KIND_PINNED || kind == NRM_KIND_MANAGED;
-    bool by_default = options->reuse == NRM_REUSE_DEFAULT;
-    bool immediate = by_default ? nrm_option_get(NRM_OPT_REUSE) == 1
-                                : options->reuse == NRM_REUSE_IMMEDIATE;
-    pool->tracked = gpu_visible && !immediate;
+    pool->tracked = gpu_visible && !is_immediate(options);
+    pool->block_nbytes = sizeof(struct nrm__pool_block);
     pool->alignment = nrm__kind_alignment(kind);
     pool->granule = kind == NRM_KIND_HOST ? HOST_GRANULE : nrm__kind_alignment(kind);
     pool->maximum_nbytes = options->maximum_nbytes != 0 ? options->maximum_nbytes
@@ -1048,6 +1171,10 @@ init(struct nrm__pool *pool, const nrm_pool_options *options)
     for (unsigned class = 0; class < NRM__POOL_N_CLASSES; class++) {
         nrm__list_init(&pool->bins->heads[class]);
     }
+    if (pool->base.kind == NRM_KIND_DEVICE && !is_immediate(options)) {
+        NRM_TRY(nrm__pool_order_create(pool));
+        pool->maps = is_mapping(pool, options);
+    }
     if (pool->has_slabs) {
         NRM_TRY(nrm__slabs_init(&pool->slabs, &pool->base, get_chunk, put_chunk));
     }
@@ -1058,23 +1185,28 @@ nrm_status
 nrm_pool_create(nrm_resource *upstream, const nrm_pool_options *options,
                 nrm_resource **out)
 {
-    nrm_pool_options defaults = NRM_OPTIONS(nrm_pool_options);
+    nrm_pool_options given = NRM_OPTIONS(nrm_pool_options);
     nrm_resource *mr;
-    if (options == NULL) {
-        options = &defaults;
+    if (options != NULL) {
+        memcpy(&given, options, nrm__min(options->size, sizeof given));
     }
+    options = &given;
     NRM_TRY(nrm__resource_create(&pool_ops, upstream->kind, upstream,
                                  sizeof(struct nrm__pool), &mr));
     struct nrm__pool *pool = pool_from(mr);
     nrm_status status = init(pool, options);
     if (status != NRM_OK) {
+        if (pool->bins != NULL) {
+            nrm__unmap(pool->bins, bins_nbytes());
+        }
+        nrm__pool_order_destroy(pool);
         nrm__resource_abandon(mr);
         return status;
     }
     nrm__resource_publish(mr);
     if (options->initial_nbytes != 0) {
         size_t nbytes = nrm__align_up(options->initial_nbytes, pool->granule);
-        status = nrm__pool_grow_by(pool, nrm__min(nbytes, pool->maximum_nbytes));
+        status = nrm__pool_grow_at_first(pool, nrm__min(nbytes, pool->maximum_nbytes));
         if (status == NRM_OUT_OF_MEMORY) {
             status = nrm__pool_explain(pool, nrm_last_error(), nbytes);
         }

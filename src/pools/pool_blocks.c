@@ -3,11 +3,11 @@
  * check of all of it. Nothing here asks the upstream or the driver, and everything runs
  * under the pool's lock.
  */
-#include "pools/pool_internal.h"
-
 #include "base/assert.h"
 #include "core/nodes.h"
 #include "core/uses.h"
+#include "pools/pool_internal.h"
+#include "pools/pool_vmm.h"
 
 /* ---- bins ---- */
 
@@ -44,11 +44,13 @@ void
 nrm__pool_bin_insert_locked(struct nrm__pool *pool, struct nrm__pool_block *block)
 {
     unsigned class = class_of(block->size);
+    struct nrm__pool_bins *bins =
+        pool->order != NULL ? nrm__pool_enter_list_locked(pool, block) : pool->bins;
     nrm__pool_set_state(block, NRM__POOL_FREE);
     /* At the front: what was used last is still in the cache. */
-    nrm__list_insert_after(&pool->bins->heads[class], &block->link);
-    pool->bins->bits[class / 64] |= UINT64_C(1) << (class % 64);
-    pool->bins->words |= UINT64_C(1) << (class / 64);
+    nrm__list_insert_after(&bins->heads[class], &block->link);
+    bins->bits[class / 64] |= UINT64_C(1) << (class % 64);
+    bins->words |= UINT64_C(1) << (class / 64);
     pool->free_nbytes += block->size;
     pool->n_whole += is_whole(block);
     block->seen_ns = 0;
@@ -58,11 +60,13 @@ void
 nrm__pool_bin_remove_locked(struct nrm__pool *pool, struct nrm__pool_block *block)
 {
     unsigned class = class_of(block->size);
+    struct nrm__pool_bins *bins =
+        pool->order != NULL ? nrm__pool_leave_list_locked(pool, block) : pool->bins;
     nrm__list_remove(&block->link);
-    if (nrm__list_is_empty(&pool->bins->heads[class])) {
-        pool->bins->bits[class / 64] &= ~(UINT64_C(1) << (class % 64));
-        if (pool->bins->bits[class / 64] == 0) {
-            pool->bins->words &= ~(UINT64_C(1) << (class / 64));
+    if (nrm__list_is_empty(&bins->heads[class])) {
+        bins->bits[class / 64] &= ~(UINT64_C(1) << (class % 64));
+        if (bins->bits[class / 64] == 0) {
+            bins->words &= ~(UINT64_C(1) << (class / 64));
         }
     }
     pool->free_nbytes -= block->size;
@@ -71,21 +75,20 @@ nrm__pool_bin_remove_locked(struct nrm__pool *pool, struct nrm__pool_block *bloc
 
 /* The first class from `class` on that has a block; NRM__POOL_N_CLASSES: none. */
 static unsigned
-next_class_locked(const struct nrm__pool *pool, unsigned class)
+next_class_locked(const struct nrm__pool_bins *bins, unsigned class)
 {
     unsigned word = class / 64;
     if (word >= NRM__POOL_N_WORDS) {
         return NRM__POOL_N_CLASSES;
     }
-    uint64_t bits = pool->bins->bits[word] & ~UINT64_C(0) << (class % 64);
+    uint64_t bits = bins->bits[word] & ~UINT64_C(0) << (class % 64);
     if (bits == 0) {
-        uint64_t words = word + 1 < 64 ? pool->bins->words & ~UINT64_C(0) << (word + 1)
-                                       : 0;
+        uint64_t words = word + 1 < 64 ? bins->words & ~UINT64_C(0) << (word + 1) : 0;
         if (words == 0) {
             return NRM__POOL_N_CLASSES;
         }
         word = (unsigned)__builtin_ctzll(words);
-        bits = pool->bins->bits[word];
+        bits = bins->bits[word];
     }
     return word * 64 + (unsigned)__builtin_ctzll(bits);
 }
@@ -99,9 +102,12 @@ nrm__pool_create_block_locked(struct nrm__pool *pool)
     if (block != NULL) {
         pool->spare = block->next;
         *block = (struct nrm__pool_block){0};
+        if (pool->order != NULL) {
+            *nrm__pool_ordered(block) = (struct nrm__pool_ordered_block){0};
+        }
     }
     else {
-        block = nrm__node_allocate(sizeof *block);
+        block = nrm__node_allocate(pool->block_nbytes);
     }
     if (block != NULL) {
         nrm__list_init(&block->link);
@@ -151,19 +157,34 @@ nrm__pool_clear_start_locked(const struct nrm__pool_block *block)
     atomic_store_explicit(&starts->blocks[i], NULL, memory_order_relaxed);
 }
 
-struct nrm__pool_block *
-nrm__pool_floor_locked(const struct nrm__segment *segment, uintptr_t address)
+/* The last block that starts in a granule of the segment, up to one; NULL: none does. */
+static struct nrm__live *
+last_start_locked(const struct nrm__segment *segment, size_t i)
 {
     struct nrm__starts *starts = segment->extra;
-    size_t i = granule_index(segment, address);
     size_t word = i / 64;
     uint64_t bits = bits_of(starts)[word] & ~UINT64_C(0) >> (63 - i % 64);
-    while (bits == 0) { /* a block starts with the segment */
+    while (bits == 0) {
+        if (word == 0) {
+            return NULL;
+        }
         bits = bits_of(starts)[--word];
     }
     i = word * 64 + 63 - (size_t)__builtin_clzll(bits);
-    return nrm__pool_block_of(
-        atomic_load_explicit(&starts->blocks[i], memory_order_relaxed));
+    return atomic_load_explicit(&starts->blocks[i], memory_order_relaxed);
+}
+
+struct nrm__pool_block *
+nrm__pool_floor_locked(const struct nrm__segment *segment, uintptr_t address)
+{
+    struct nrm__live *live =
+        last_start_locked(segment, granule_index(segment, address));
+    while (live == NULL) { /* a block starts with the first segment */
+        segment = nrm__pool_left_locked(segment);
+        live =
+            last_start_locked(segment, ((struct nrm__starts *)segment->extra)->n - 1);
+    }
+    return nrm__pool_block_of(live);
 }
 
 /* ---- splitting and merging ---- */
@@ -189,10 +210,9 @@ fits(const struct nrm__pool_block *block, size_t nbytes, size_t alignment,
     return true;
 }
 
-/* Cuts a block, which is in no bin, in two; returns the second part, in no bin either.
-   NULL: no memory for its description. */
-static struct nrm__pool_block *
-split_locked(struct nrm__pool *pool, struct nrm__pool_block *block, size_t first_nbytes)
+struct nrm__pool_block *
+nrm__pool_split_locked(struct nrm__pool *pool, struct nrm__pool_block *block,
+                       size_t first_nbytes)
 {
     struct nrm__pool_block *rest = nrm__pool_create_block_locked(pool);
     if (rest == NULL) {
@@ -201,8 +221,13 @@ split_locked(struct nrm__pool *pool, struct nrm__pool_block *block, size_t first
     rest->start = block->start + first_nbytes;
     rest->size = block->size - first_nbytes;
     block->size = first_nbytes;
-    rest->live.segment = block->live.segment;
+    rest->live.segment = nrm__pool_segment_of_locked(block->live.segment, rest->start);
     rest->is_zero = block->is_zero;
+    if (pool->order != NULL) {
+        nrm__pool_ordered(rest)->tag = nrm__pool_ordered(block)->tag;
+        nrm__pool_ordered(rest)->origin = nrm__pool_ordered(block)->origin;
+        nrm__pool_ordered(rest)->is_lone = nrm__pool_ordered(block)->is_lone;
+    }
     nrm__pool_set_state(rest, nrm__pool_state_of(block));
     rest->previous = block;
     rest->next = block->next;
@@ -228,6 +253,26 @@ absorb_next_locked(struct nrm__pool *pool, struct nrm__pool_block *block)
     nrm__pool_destroy_block_locked(pool, next);
 }
 
+/* Whether a block becomes one with a neighbour, which may be NULL. */
+static bool
+merges_locked(const struct nrm__pool *pool, struct nrm__pool_block *block,
+              struct nrm__pool_block *neighbour)
+{
+    return neighbour != NULL && nrm__pool_state_of(neighbour) == NRM__POOL_FREE &&
+           (pool->order == NULL || nrm__pool_is_one_locked(pool, block, neighbour));
+}
+
+/* A block, which is in no bin, and its right neighbour, which is in none any more. */
+static void
+merge_locked(struct nrm__pool *pool, struct nrm__pool_block *block)
+{
+    block->is_zero = block->is_zero && block->next->is_zero;
+    if (pool->order != NULL) {
+        nrm__pool_join_tags_locked(block, block->next);
+    }
+    absorb_next_locked(pool, block);
+}
+
 /* Makes a block, which is in no bin, free, merged with its free neighbours. */
 void
 nrm__pool_free_locked(struct nrm__pool *pool, struct nrm__pool_block *block,
@@ -235,15 +280,13 @@ nrm__pool_free_locked(struct nrm__pool *pool, struct nrm__pool_block *block,
 {
     struct nrm__pool_block *previous = block->previous;
     block->is_zero = is_zero;
-    if (block->next != NULL && nrm__pool_state_of(block->next) == NRM__POOL_FREE) {
+    if (merges_locked(pool, block, block->next)) {
         nrm__pool_bin_remove_locked(pool, block->next);
-        block->is_zero = block->is_zero && block->next->is_zero;
-        absorb_next_locked(pool, block);
+        merge_locked(pool, block);
     }
-    if (previous != NULL && nrm__pool_state_of(previous) == NRM__POOL_FREE) {
+    if (merges_locked(pool, block, previous)) {
         nrm__pool_bin_remove_locked(pool, previous);
-        previous->is_zero = previous->is_zero && block->is_zero;
-        absorb_next_locked(pool, previous);
+        merge_locked(pool, previous);
         block = previous;
     }
     nrm__pool_bin_insert_locked(pool, block);
@@ -256,7 +299,8 @@ carve_locked(struct nrm__pool *pool, struct nrm__pool_block *block, uintptr_t st
 {
     nrm__pool_bin_remove_locked(pool, block);
     if (start > block->start) {
-        struct nrm__pool_block *piece = split_locked(pool, block, start - block->start);
+        struct nrm__pool_block *piece =
+            nrm__pool_split_locked(pool, block, start - block->start);
         nrm__pool_bin_insert_locked(pool, block);
         if (piece == NULL) {
             return NULL;
@@ -266,7 +310,7 @@ carve_locked(struct nrm__pool *pool, struct nrm__pool_block *block, uintptr_t st
     nbytes = nrm__align_up(nbytes, nrm__pool_granule_of(block->live.segment));
     size_t least_rest = nbytes > pool->segment_nbytes ? NRM__MAP_PAGE : 1;
     if (block->size - nbytes >= least_rest) {
-        struct nrm__pool_block *rest = split_locked(pool, block, nbytes);
+        struct nrm__pool_block *rest = nrm__pool_split_locked(pool, block, nbytes);
         if (rest != NULL) {
             nrm__pool_bin_insert_locked(pool, rest);
         }
@@ -277,26 +321,33 @@ carve_locked(struct nrm__pool *pool, struct nrm__pool_block *block, uintptr_t st
 }
 
 static struct nrm__pool_block *
-first_of_class_locked(const struct nrm__pool *pool, unsigned class)
+first_of_class_locked(const struct nrm__pool_bins *bins, unsigned class)
 {
-    struct nrm__link *link = pool->bins->heads[class].next;
-    return link != &pool->bins->heads[class]
-               ? NRM__CONTAINER(link, struct nrm__pool_block, link)
-               : NULL;
+    const struct nrm__link *head = &bins->heads[class];
+    return head->next != head ? NRM__CONTAINER(head->next, struct nrm__pool_block, link)
+                              : NULL;
 }
 
-/* The first block that fits, of the class of the size or a larger one. */
-static struct nrm__pool_block *
-take_any_locked(struct nrm__pool *pool, size_t nbytes, size_t alignment)
+/* Each block that fits and is wanted, of the class of the size or a larger one, in turn. */
+struct nrm__pool_block *
+nrm__pool_take_wanted_locked(struct nrm__pool *pool, struct nrm__pool_bins *bins,
+                             size_t nbytes, size_t alignment, size_t limit,
+                             bool (*is_wanted)(struct nrm__pool_block *block,
+                                               const void *context),
+                             const void *context)
 {
     uintptr_t start;
-    for (unsigned class = next_class_locked(pool, class_of(nbytes));
-         class < NRM__POOL_N_CLASSES; class = next_class_locked(pool, class + 1)) {
-        for (struct nrm__link *link = pool->bins->heads[class].next;
-             link != &pool->bins->heads[class]; link = link->next) {
+    for (unsigned class = next_class_locked(bins, class_of(nbytes));
+         class < NRM__POOL_N_CLASSES; class = next_class_locked(bins, class + 1)) {
+        for (struct nrm__link *link = bins->heads[class].next;
+             link != &bins->heads[class]; link = link->next) {
             struct nrm__pool_block *block =
                 NRM__CONTAINER(link, struct nrm__pool_block, link);
-            if (fits(block, nbytes, alignment, &start)) {
+            if (limit-- == 0) {
+                return NULL;
+            }
+            if (fits(block, nbytes, alignment, &start) &&
+                (is_wanted == NULL || is_wanted(block, context))) {
                 return carve_locked(pool, block, start, nbytes);
             }
         }
@@ -307,24 +358,32 @@ take_any_locked(struct nrm__pool *pool, size_t nbytes, size_t alignment)
 /* A block of at least `nbytes`, claimed, or NULL: the newest of the size's own class, which
    is warm, else one of the smallest class that surely has room, else any. */
 struct nrm__pool_block *
-nrm__pool_take_locked(struct nrm__pool *pool, size_t nbytes, size_t alignment)
+nrm__pool_take_from_locked(struct nrm__pool *pool, struct nrm__pool_bins *bins,
+                           size_t nbytes, size_t alignment)
 {
     uintptr_t start;
-    struct nrm__pool_block *block = first_of_class_locked(pool, class_of(nbytes));
+    struct nrm__pool_block *block = first_of_class_locked(bins, class_of(nbytes));
     if (block != NULL && fits(block, nbytes, alignment, &start)) {
         return carve_locked(pool, block, start, nbytes);
     }
     size_t sure = nbytes + (alignment - pool->alignment);
     unsigned class = class_of(sure);
     class =
-        next_class_locked(pool, smallest_of_class(class) < sure ? class + 1 : class);
+        next_class_locked(bins, smallest_of_class(class) < sure ? class + 1 : class);
     if (class < NRM__POOL_N_CLASSES) {
-        block = first_of_class_locked(pool, class);
+        block = first_of_class_locked(bins, class);
         if (fits(block, nbytes, alignment, &start)) {
             return carve_locked(pool, block, start, nbytes);
         }
     }
-    return take_any_locked(pool, nbytes, alignment);
+    return nrm__pool_take_wanted_locked(pool, bins, nbytes, alignment, SIZE_MAX, NULL,
+                                        NULL);
+}
+
+struct nrm__pool_block *
+nrm__pool_take_locked(struct nrm__pool *pool, size_t nbytes, size_t alignment)
+{
+    return nrm__pool_take_from_locked(pool, pool->bins, nbytes, alignment);
 }
 
 /* ---- parking ---- */
@@ -378,7 +437,7 @@ void
 nrm__pool_cut_tail_locked(struct nrm__pool *pool, struct nrm__pool_block *block,
                           size_t nbytes)
 {
-    struct nrm__pool_block *tail = split_locked(pool, block, nbytes);
+    struct nrm__pool_block *tail = nrm__pool_split_locked(pool, block, nbytes);
     if (tail == NULL) {
         return;
     }
@@ -405,7 +464,7 @@ nrm__pool_extend_locked(struct nrm__pool *pool, struct nrm__pool_block *block,
     nrm__pool_bin_remove_locked(pool, next);
     size_t take = nrm__min(nrm__max(wanted, nbytes) - before, next->size);
     if (next->size > take) {
-        struct nrm__pool_block *rest = split_locked(pool, next, take);
+        struct nrm__pool_block *rest = nrm__pool_split_locked(pool, next, take);
         if (rest != NULL) {
             nrm__pool_bin_insert_locked(pool, rest);
         }
@@ -422,16 +481,17 @@ struct sums {
 };
 
 static void
-check_block_locked(const struct nrm__pool_block *block,
-                   const struct nrm__segment *segment, struct sums *sums)
+check_block_locked(const struct nrm__pool_block *block, struct sums *sums)
 {
     uintptr_t state = nrm__pool_state_of(block);
+    struct nrm__segment *segment = block->live.segment;
     size_t granule = nrm__pool_granule_of(segment);
+    uintptr_t last = block->start + block->size - 1;
     NRM_ASSERT(block->size != 0 && block->size % granule == 0);
-    NRM_ASSERT(block->live.segment == segment);
+    NRM_ASSERT(block->start - segment->start < segment->nbytes);
     NRM_ASSERT(nrm__pool_floor_locked(segment, block->start) == block);
-    NRM_ASSERT(nrm__pool_floor_locked(segment, block->start + block->size - 1) ==
-               block);
+    segment = nrm__pool_segment_of_locked(segment, last);
+    NRM_ASSERT(nrm__pool_floor_locked(segment, last) == block);
     if (state == NRM__POOL_LIVE) {
         uintptr_t key = atomic_load(&block->live.key);
         uintptr_t address = key & ~NRM__STATE_MASK;
@@ -449,41 +509,46 @@ check_block_locked(const struct nrm__pool_block *block,
     sums->n_blocks++;
 }
 
+/* The blocks of segments side by side, of which this is the first. */
 static void
-check_segment_locked(const struct nrm__segment *segment, struct sums *sums)
+check_run_locked(const struct nrm__pool *pool, const struct nrm__segment *segment,
+                 struct sums *sums)
 {
     uintptr_t at = segment->start;
     struct nrm__pool_block *previous = NULL;
     struct nrm__pool_block *block = nrm__pool_floor_locked(segment, at);
     for (; block != NULL; previous = block, block = block->next) {
         NRM_ASSERT(block->start == at && block->previous == previous);
-        bool merged = nrm__pool_state_of(block) != NRM__POOL_FREE || previous == NULL ||
-                      nrm__pool_state_of(previous) != NRM__POOL_FREE;
-        NRM_ASSERT(merged);
-        check_block_locked(block, segment, sums);
+        bool is_free = nrm__pool_state_of(block) == NRM__POOL_FREE;
+        NRM_ASSERT(!is_free || !merges_locked(pool, block, previous));
+        check_block_locked(block, sums);
         at += block->size;
     }
-    NRM_ASSERT(at == segment->start + segment->nbytes);
+    const struct nrm__segment *last = segment;
+    for (; segment != NULL; segment = nrm__pool_right_locked(segment)) {
+        last = segment;
+    }
+    NRM_ASSERT(at == last->start + last->nbytes);
 }
 
-static void
-check_bins_locked(struct nrm__pool *pool)
+void
+nrm__pool_check_bins_locked(const struct nrm__pool_bins *bins, size_t nbytes)
 {
-    size_t nbytes = 0;
+    size_t sum = 0;
     for (unsigned class = 0; class < NRM__POOL_N_CLASSES; class++) {
-        bool bit = (pool->bins->bits[class / 64] >> (class % 64)) & 1;
-        NRM_ASSERT(bit == !nrm__list_is_empty(&pool->bins->heads[class]));
-        NRM_ASSERT(!bit || (pool->bins->words >> (class / 64) & 1) != 0);
-        for (struct nrm__link *link = pool->bins->heads[class].next;
-             link != &pool->bins->heads[class]; link = link->next) {
+        bool bit = (bins->bits[class / 64] >> (class % 64)) & 1;
+        NRM_ASSERT(bit == !nrm__list_is_empty(&bins->heads[class]));
+        NRM_ASSERT(!bit || (bins->words >> (class / 64) & 1) != 0);
+        for (struct nrm__link *link = bins->heads[class].next;
+             link != &bins->heads[class]; link = link->next) {
             struct nrm__pool_block *block =
                 NRM__CONTAINER(link, struct nrm__pool_block, link);
             NRM_ASSERT(nrm__pool_state_of(block) == NRM__POOL_FREE &&
                        class_of(block->size) == class);
-            nbytes += block->size;
+            sum += block->size;
         }
     }
-    NRM_ASSERT(nbytes == pool->free_nbytes);
+    NRM_ASSERT(sum == nbytes);
 }
 
 void
@@ -494,7 +559,9 @@ nrm__pool_check_locked(struct nrm__pool *pool)
     for (struct nrm__link *link = pool->segments.next; link != &pool->segments;
          link = link->next) {
         struct nrm__segment *segment = NRM__CONTAINER(link, struct nrm__segment, link);
-        check_segment_locked(segment, &sums);
+        if (nrm__pool_left_locked(segment) == NULL) {
+            check_run_locked(pool, segment, &sums);
+        }
         reserved += segment->nbytes;
     }
     NRM_ASSERT(sums.n_blocks == pool->n_blocks);
@@ -504,5 +571,10 @@ nrm__pool_check_locked(struct nrm__pool *pool)
     NRM_ASSERT(sums.free == pool->free_nbytes);
     NRM_ASSERT(sums.live == pool->live_nbytes);
     NRM_ASSERT(sums.parked == pool->parked_nbytes);
-    check_bins_locked(pool);
+    nrm__pool_check_bins_locked(pool->bins,
+                                pool->free_nbytes - nrm__pool_pending_locked(pool));
+    if (pool->order != NULL) {
+        nrm__pool_check_order_locked(pool);
+        nrm__pool_vmm_check_locked(pool);
+    }
 }

@@ -1,6 +1,7 @@
 /*
- * What pools/pool.c (the resource) and pools/pool_blocks.c (its blocks) share. Functions
- * named ..._locked: the caller holds the pool's lock.
+ * What pools/pool.c (the resource), pool_blocks.c (its blocks), pool_segments.c,
+ * pool_order.c and pool_vmm.c (blocks and segments of device memory) share. Functions named
+ * ..._locked: the caller holds the pool's lock.
  */
 #ifndef NRM_POOLS_POOL_INTERNAL_H
 #define NRM_POOLS_POOL_INTERNAL_H
@@ -8,6 +9,7 @@
 #include "base/bits.h"
 #include "core/background.h"
 #include "core/cache.h"
+#include "core/order.h"
 #include "core/slab.h"
 
 /* Size classes: 32 for each power of two. */
@@ -36,10 +38,39 @@ struct nrm__pool_block {
     bool is_zero;     /* of a free one: never used since the upstream zeroed it */
 };
 
+/* Of a device pool: behind whose work a free block may be used. */
+struct nrm__pool_ordered_block {
+    struct nrm__pool_block block;
+    struct nrm__order_tag tag;
+    uintptr_t origin;            /* of the tag: a hint, see nrm__pool_stamp */
+    bool is_lone;                /* nothing else will bear a tag of its slot */
+    struct nrm__pool_list *list; /* that a free one stands in; NULL: it is done */
+    struct nrm__link pending;    /* there */
+};
+
 struct nrm__pool_bins {
     struct nrm__link heads[NRM__POOL_N_CLASSES];
     uint64_t bits[NRM__POOL_N_WORDS]; /* one for each bin that is not empty */
     uint64_t words;                   /* one for each word of `bits` that is not 0 */
+};
+
+/* Free blocks that are not known to be done: of one stream, or of everybody else. */
+struct nrm__pool_list {
+    struct nrm__pool_bins bins;
+    struct nrm__link pending;    /* oldest first */
+    uint32_t stream, generation; /* as in the tags of its blocks; 0: they differ */
+    uintptr_t origin;            /* as of its blocks */
+    size_t nbytes;
+};
+
+#define NRM__POOL_N_STREAMS 32u /* that have a list of their own at a time */
+
+struct nrm__pool_order {
+    struct nrm__pool_list *others; /* epochs, bare handles, streams without a list */
+    _Atomic(struct nrm__pool_list *) streams[NRM__POOL_N_STREAMS]; /* NULL: not yet */
+    /* Under the pool's lock: */
+    size_t pending_nbytes; /* in all lists */
+    unsigned turn;         /* the list that is looked at first for a block to adopt */
 };
 
 struct nrm__pool {
@@ -56,6 +87,10 @@ struct nrm__pool {
     bool waits_when_full;
     bool has_slabs;
     struct nrm__slabs slabs;
+    struct nrm__pool_order *order; /* device memory; NULL: what is free is anybody's */
+    size_t block_nbytes;           /* of a description */
+    atomic_bool maps;              /* segments are mapped, see pool_vmm.c */
+    _Atomic(struct nrm__pool_vmm *) vmm; /* NULL: none was mapped yet */
 
     bool is_plain; /* its memory is ordinary pages: they may be dropped or moved */
     atomic_bool fills_zeros; /* the program writes to what it gets as zeros */
@@ -88,6 +123,12 @@ nrm__pool_block_of(struct nrm__live *live)
     return live != NULL ? NRM__CONTAINER(live, struct nrm__pool_block, live) : NULL;
 }
 
+static inline struct nrm__pool_ordered_block *
+nrm__pool_ordered(struct nrm__pool_block *block)
+{
+    return NRM__CONTAINER(block, struct nrm__pool_ordered_block, block);
+}
+
 static inline uintptr_t
 nrm__pool_state_of(const struct nrm__pool_block *block)
 {
@@ -108,7 +149,7 @@ nrm__pool_granule_of(const struct nrm__segment *segment)
     return (size_t)1 << ((const struct nrm__starts *)segment->extra)->shift;
 }
 
-/* The block that an address of a segment lies in. */
+/* The block that an address of a segment lies in. It may start in a segment before. */
 struct nrm__pool_block *nrm__pool_floor_locked(const struct nrm__segment *segment,
                                                uintptr_t address);
 
@@ -121,6 +162,12 @@ void nrm__pool_destroy_block_locked(struct nrm__pool *pool,
 void nrm__pool_set_start_locked(struct nrm__pool_block *block);
 void nrm__pool_clear_start_locked(const struct nrm__pool_block *block);
 
+/* Cuts a block, which is in no bin, in two; returns the second part, in no bin either.
+   NULL: no memory for its description. */
+struct nrm__pool_block *nrm__pool_split_locked(struct nrm__pool *pool,
+                                               struct nrm__pool_block *block,
+                                               size_t first_nbytes);
+
 /* A free block, in no bin yet, goes into its bin; and out of it. */
 void nrm__pool_bin_insert_locked(struct nrm__pool *pool, struct nrm__pool_block *block);
 void nrm__pool_bin_remove_locked(struct nrm__pool *pool, struct nrm__pool_block *block);
@@ -128,6 +175,18 @@ void nrm__pool_bin_remove_locked(struct nrm__pool *pool, struct nrm__pool_block 
 /* Cuts a block of at least `nbytes` out of the free memory: live. NULL: there is none. */
 struct nrm__pool_block *nrm__pool_take_locked(struct nrm__pool *pool, size_t nbytes,
                                               size_t alignment);
+
+/* The same of other bins than those of memory that is done; they may be NULL. */
+struct nrm__pool_block *nrm__pool_take_from_locked(struct nrm__pool *pool,
+                                                   struct nrm__pool_bins *bins,
+                                                   size_t nbytes, size_t alignment);
+
+/* The same, of those blocks only that are wanted; looks at `limit` of them at most. */
+struct nrm__pool_block *nrm__pool_take_wanted_locked(
+    struct nrm__pool *pool, struct nrm__pool_bins *bins, size_t nbytes,
+    size_t alignment, size_t limit,
+    bool (*is_wanted)(struct nrm__pool_block *block, const void *context),
+    const void *context);
 
 /* Makes a block, which is in no bin, free, merged with its free neighbours. */
 void nrm__pool_free_locked(struct nrm__pool *pool, struct nrm__pool_block *block,
@@ -152,12 +211,56 @@ bool nrm__pool_extend_locked(struct nrm__pool *pool, struct nrm__pool_block *blo
 
 /* Aborts unless everything agrees. */
 void nrm__pool_check_locked(struct nrm__pool *pool);
+void nrm__pool_check_bins_locked(const struct nrm__pool_bins *bins, size_t nbytes);
+
+/* ---- stream order: pools/pool_order.c; the pool has an order ---- */
+
+nrm_status nrm__pool_order_create(struct nrm__pool *pool);
+void nrm__pool_order_destroy(struct nrm__pool *pool);
+
+/* Stamps a claimed block that is freed on `stream`; no lock is held. Its origin tells blocks
+   apart that were freed on the same stream through several objects, which may be wrong: a
+   handle may have been given to another stream since. */
+void nrm__pool_stamp(struct nrm__pool *pool, struct nrm__pool_block *block,
+                     nrm_stream *stream);
+
+/* The bins that a free block goes to, by its tag; and those that it leaves. */
+struct nrm__pool_bins *nrm__pool_enter_list_locked(struct nrm__pool *pool,
+                                                   struct nrm__pool_block *block);
+struct nrm__pool_bins *nrm__pool_leave_list_locked(struct nrm__pool *pool,
+                                                   struct nrm__pool_block *block);
+
+/* Whether two free neighbours are one block; false: they stay two for now. */
+bool nrm__pool_is_one_locked(const struct nrm__pool *pool, struct nrm__pool_block *a,
+                             struct nrm__pool_block *b);
+
+/* Gives the first of two that are one the tag of both. */
+void nrm__pool_join_tags_locked(struct nrm__pool_block *a, struct nrm__pool_block *b);
+
+/* Free memory for a request, which its stream may use from now on. No lock is held. */
+nrm_status nrm__pool_find_ordered(struct nrm__pool *pool,
+                                  const struct nrm__request *request, size_t nbytes,
+                                  struct nrm__pool_block **out);
+
+/* Looks what is done by now, and waits for the rest as long as each wait brings something;
+   no lock is held. */
+void nrm__pool_settle(struct nrm__pool *pool, uint64_t wait_ns);
+
+size_t nrm__pool_pending_locked(const struct nrm__pool *pool);
+void nrm__pool_check_order_locked(struct nrm__pool *pool);
 
 /* ---- segments: the lock is not held ---- */
 
 /* Takes a segment of `nbytes` of the upstream. NRM_OUT_OF_MEMORY: the record has the
    upstream's words, or none where the limit is reached; nrm__pool_explain says the rest. */
 nrm_status nrm__pool_grow_by(struct nrm__pool *pool, size_t nbytes);
+
+/* Makes memory of the upstream, or mapped (no owner), one free block. */
+nrm_status nrm__pool_enter_segment(struct nrm__pool *pool,
+                                   const struct nrm__block *upstream, size_t nbytes);
+
+/* What the pool has from the beginning. */
+nrm_status nrm__pool_grow_at_first(struct nrm__pool *pool, size_t nbytes);
 
 /* Grows so that a block of `nbytes` fits; fails like the one above. Segments that were made
    for one large block and are free now go back first: what they held does not fit, and

@@ -3,8 +3,6 @@
  * back when they are free as a whole. The pool's lock is not held here while the upstream
  * works; what a growth will take is booked against the limit before.
  */
-#include "pools/pool_internal.h"
-
 #include "base/assert.h"
 #include "base/error.h"
 #include "core/nodes.h"
@@ -12,6 +10,8 @@
 #include "cuda/context.h"
 #include "nrm/options.h"
 #include "os/memory.h"
+#include "pools/pool_internal.h"
+#include "pools/pool_vmm.h"
 
 #define COLOUR_STEP 1088u        /* 17 lines: the starts within a page go round */
 #define LARGE_MAX_GRANULES 16384 /* of a segment for one large block */
@@ -38,6 +38,9 @@ shift_for(const struct nrm__pool *pool, const struct nrm__segment *segment)
         return (unsigned)__builtin_ctzll(pool->alignment);
     }
     unsigned shift = (unsigned)__builtin_ctzll(pool->granule);
+    if (nrm__pool_is_mapped(segment)) {
+        return shift; /* a block may lie in several: all have the same */
+    }
     if (nbytes > pool->segment_nbytes && (nbytes & (NRM__MAP_PAGE - 1)) == 0) {
         shift = NRM__MAP_PAGE_SHIFT;
         while (nbytes >> shift > LARGE_MAX_GRANULES &&
@@ -94,8 +97,11 @@ add_whole_block(struct nrm__pool *pool, struct nrm__segment *segment)
         block->is_zero = (segment->upstream.flags & NRM__BLOCK_IS_ZERO) != 0;
         nrm__pool_set_start_locked(block);
         nrm__list_append(&pool->segments, &segment->link);
-        nrm__pool_bin_insert_locked(pool, block);
         pool->reserved_nbytes += segment->nbytes;
+        if (nrm__pool_is_mapped(segment)) {
+            nrm__pool_vmm_link_locked(pool, block);
+        }
+        nrm__pool_free_locked(pool, block, block->is_zero);
     }
     nrm__lock_release(&pool->lock);
     return block != NULL
@@ -103,23 +109,15 @@ add_whole_block(struct nrm__pool *pool, struct nrm__segment *segment)
                : nrm__error(NRM_OUT_OF_MEMORY, "no memory to describe a block");
 }
 
-/* Takes a segment of `nbytes` of the upstream and makes it one free block. */
-static nrm_status
-take_segment(struct nrm__pool *pool, size_t nbytes, size_t alignment)
+nrm_status
+nrm__pool_enter_segment(struct nrm__pool *pool, const struct nrm__block *upstream,
+                        size_t nbytes)
 {
-    struct nrm__request request = {.nbytes = nbytes, .alignment = alignment};
-    nrm_resource *upstream = pool->base.upstream;
-    struct nrm__block block;
     struct nrm__segment *segment = NULL;
-    NRM_TRY(nrm__allocate(upstream, &request, &block));
-    size_t usable = nrm__align_down(nbytes, pool->granule);
-    nrm_status status = nrm__segment_create(&pool->base, block.ptr, usable, &segment);
-    if (status != NRM_OK) {
-        goto fail_segment;
-    }
-    segment->upstream = block;
+    NRM_TRY(nrm__segment_create(&pool->base, upstream->ptr, nbytes, &segment));
+    segment->upstream = *upstream;
     segment->generation = nrm__cuda_generations();
-    status = create_starts(pool, segment);
+    nrm_status status = create_starts(pool, segment);
     if (status != NRM_OK) {
         goto fail_starts;
     }
@@ -137,29 +135,56 @@ fail_block:
     nrm__block_map_remove_segment(segment);
 fail_starts:
     nrm__pool_destroy_segment(segment);
-fail_segment:
-    nrm__give_back(upstream, &block, false);
     return status;
 }
 
-/* The block of a segment that is free as a whole, or NULL. */
-static struct nrm__pool_block *
-whole_locked(const struct nrm__segment *segment)
+/* Takes a segment of `nbytes` of the upstream and makes it one free block. */
+static nrm_status
+take_segment(struct nrm__pool *pool, size_t nbytes, size_t alignment)
 {
-    struct nrm__pool_block *block = nrm__pool_floor_locked(segment, segment->start);
-    bool is_free = nrm__pool_state_of(block) == NRM__POOL_FREE;
-    return is_free && block->size == segment->nbytes ? block : NULL;
+    struct nrm__request request = {.nbytes = nbytes, .alignment = alignment};
+    nrm_resource *upstream = pool->base.upstream;
+    struct nrm__block block;
+    NRM_TRY(nrm__allocate(upstream, &request, &block));
+    size_t usable = nrm__align_down(nbytes, pool->granule);
+    nrm_status status = nrm__pool_enter_segment(pool, &block, usable);
+    if (status != NRM_OK) {
+        nrm__give_back(upstream, &block, false);
+    }
+    return status;
 }
 
-/* Takes a segment that is free as a whole out of the pool. */
-static void
+/* The block that the segment lies in as a whole if that is free, and done; else NULL. It is
+   larger only where segments are mapped. */
+static struct nrm__pool_block *
+whole_locked(const struct nrm__pool *pool, const struct nrm__segment *segment)
+{
+    struct nrm__pool_block *block = nrm__pool_floor_locked(segment, segment->start);
+    bool is_free = nrm__pool_state_of(block) == NRM__POOL_FREE &&
+                   (pool->order == NULL || nrm__pool_ordered(block)->list == NULL);
+    uintptr_t end = segment->start + segment->nbytes;
+    return is_free && block->start + block->size >= end ? block : NULL;
+}
+
+/* Takes a segment that is free as a whole out of the pool; false: there is no memory for the
+   description of what is beside it. */
+static bool
 detach_locked(struct nrm__pool *pool, struct nrm__segment *segment,
               struct nrm__pool_block *block)
 {
-    nrm__pool_bin_remove_locked(pool, block);
+    if (nrm__pool_is_mapped(segment)) {
+        block = nrm__pool_vmm_isolate_locked(pool, segment, block);
+        if (block == NULL) {
+            return false;
+        }
+    }
+    else {
+        nrm__pool_bin_remove_locked(pool, block);
+    }
     nrm__pool_destroy_block_locked(pool, block);
     nrm__list_remove(&segment->link);
     pool->reserved_nbytes -= segment->nbytes;
+    return true;
 }
 
 /* Takes one segment that is free as a whole, and of more than `min_nbytes`, out of the
@@ -170,13 +195,12 @@ detach_segment_locked(struct nrm__pool *pool, size_t min_nbytes, size_t keep_nby
     for (struct nrm__link *link = pool->segments.previous; link != &pool->segments;
          link = link->previous) {
         struct nrm__segment *segment = NRM__CONTAINER(link, struct nrm__segment, link);
-        struct nrm__pool_block *block = whole_locked(segment);
+        struct nrm__pool_block *block = whole_locked(pool, segment);
         if (block == NULL || segment->nbytes <= min_nbytes ||
             pool->free_nbytes - segment->nbytes < keep_nbytes) {
             continue;
         }
-        detach_locked(pool, segment, block);
-        return segment;
+        return detach_locked(pool, segment, block) ? segment : NULL;
     }
     return NULL;
 }
@@ -186,7 +210,12 @@ nrm__pool_drop_segment(struct nrm__pool *pool, struct nrm__segment *segment, boo
 {
     size_t nbytes = segment->nbytes;
     nrm__block_map_remove_segment(segment);
-    nrm__give_back(pool->base.upstream, &segment->upstream, later);
+    if (nrm__pool_is_mapped(segment)) {
+        nrm__pool_vmm_give_back(pool, segment);
+    }
+    else {
+        nrm__give_back(pool->base.upstream, &segment->upstream, later);
+    }
     nrm__pool_destroy_segment(segment);
     return nbytes;
 }
@@ -303,7 +332,8 @@ nrm__pool_explain(struct nrm__pool *pool, const nrm_error *said, size_t asked)
 {
     nrm__lock_acquire(&pool->lock);
     size_t reserved = pool->reserved_nbytes, live = pool->live_nbytes;
-    size_t parked = pool->parked_nbytes, largest = largest_free_locked(pool);
+    size_t parked = pool->parked_nbytes + nrm__pool_pending_locked(pool);
+    size_t largest = largest_free_locked(pool);
     nrm__lock_release(&pool->lock);
     bool is_limited = pool->maximum_nbytes < SIZE_MAX / 2;
     bool is_full = said->message[0] == '\0';
@@ -413,6 +443,32 @@ nrm__pool_move_pages(struct nrm__pool *pool, struct nrm__pool_block *block,
 
 /* ---- growing ---- */
 
+nrm_status
+nrm__pool_grow_at_first(struct nrm__pool *pool, size_t nbytes)
+{
+    nrm_status status = nrm__pool_vmm_grow(pool, nbytes, true);
+    return status == NRM_OUT_OF_MEMORY || status == NRM_NOT_SUPPORTED
+               ? nrm__pool_grow_by(pool, nbytes)
+               : status;
+}
+
+/* Maps what is missing: beside what is free, so that no segment is in the way. */
+static nrm_status
+grow_mapped(struct nrm__pool *pool, size_t needed)
+{
+    nrm_status status = nrm__pool_vmm_grow(pool, needed, false);
+    if (status == NRM_OUT_OF_MEMORY && needed > pool->maximum_nbytes) {
+        return status; /* nothing that went back would help */
+    }
+    if (status == NRM_OUT_OF_MEMORY) {
+        status = nrm__pool_vmm_grow(pool, needed, true);
+    }
+    if (status == NRM_OUT_OF_MEMORY && nrm__pool_give_segments_back(pool, 0, 0) != 0) {
+        status = nrm__pool_vmm_grow(pool, needed, true);
+    }
+    return status;
+}
+
 /* Grows so that a block of `nbytes` fits. Segments that were made for one large block and
    are free now go back first: what they held does not fit, and would only pile up. */
 nrm_status
@@ -423,10 +479,15 @@ nrm__pool_grow(struct nrm__pool *pool, size_t nbytes, size_t alignment)
     if (alignment > have) {
         needed += alignment - pool->alignment;
     }
+    size_t exact = nrm__align_up(needed, pool->granule);
+    nrm_status status = grow_mapped(pool, needed);
+    if (status != NRM_NOT_SUPPORTED) {
+        return status == NRM_OUT_OF_MEMORY ? nrm__pool_grow_by(pool, exact)
+                                           : status;
+    }
     size_t rounded = next_segment_nbytes(pool, needed);
     nrm__pool_give_segments_back(pool, pool->segment_nbytes, 0);
-    nrm_status status = nrm__pool_grow_by(pool, rounded);
-    size_t exact = nrm__align_up(needed, pool->granule);
+    status = nrm__pool_grow_by(pool, rounded);
     if (status == NRM_OUT_OF_MEMORY && exact < rounded) {
         status = nrm__pool_grow_by(pool, exact);
     }
@@ -452,7 +513,7 @@ detach_decayed_locked(struct nrm__pool *pool, uint64_t now_ns, uint64_t *out_due
     for (struct nrm__link *link = pool->segments.previous;
          link != &pool->segments && pool->n_whole != 0; link = link->previous) {
         struct nrm__segment *segment = NRM__CONTAINER(link, struct nrm__segment, link);
-        struct nrm__pool_block *block = whole_locked(segment);
+        struct nrm__pool_block *block = whole_locked(pool, segment);
         if (block == NULL || !may_decay_locked(pool, segment)) {
             continue;
         }

@@ -88,7 +88,8 @@ nrm__segment_renew(struct nrm__segment *segment)
 {
     nrm_resource *owner = segment->upstream.owner;
     uint64_t now = nrm__cuda_generations();
-    if (owner->ops->renew_block != NULL) {
+    /* What is mapped belongs to the process, and no reset ends it. */
+    if (owner != NULL && owner->ops->renew_block != NULL) {
         NRM_TRY(owner->ops->renew_block(owner, &segment->upstream));
     }
     segment->generation = now;

@@ -172,6 +172,7 @@ construct_pool(struct module_state *state, PyObject **values,
 {
     static const char *const reuse_words[] = {"context", "immediate", NULL};
     static const char *const exhausted_words[] = {"error", "wait", NULL};
+    static const char *const segments_words[] = {"vmm", "alloc", NULL};
     nrm_pool_options options = NRM_OPTIONS(nrm_pool_options);
     int choice;
     nrm_resource *upstream = memory_resource_get(state, values[0], "upstream_mr");
@@ -207,6 +208,12 @@ construct_pool(struct module_state *state, PyObject **values,
         }
         options.on_exhausted = choice == 0 ? NRM_ON_EXHAUSTED_ERROR
                                            : NRM_ON_EXHAUSTED_WAIT;
+    }
+    if (!arg_is_none(values[7])) {
+        if (arg_choice(values[7], "segments", segments_words, &choice) < 0) {
+            return NULL;
+        }
+        options.segments = choice == 0 ? NRM_SEGMENTS_VMM : NRM_SEGMENTS_ALLOC;
     }
     nrm_resource *mr;
     nrm_status status = nrm_pool_create(upstream, &options, &mr);

@@ -39,7 +39,7 @@ device_deallocate(nrm_resource *self, const struct nrm__block *block,
 
 static const struct nrm__ops device_ops = {
     .class_name = "CudaMemoryResource",
-    .flags = NRM__OPS_MAPPED,
+    .flags = NRM__OPS_MAPPED | NRM__OPS_MAPPABLE,
     .allocate = device_allocate,
     .deallocate = device_deallocate,
     .renew_block = nrm__driver_block_renew,

@@ -12,7 +12,7 @@
 
 #include "core/hooks.h"
 #include "cuda/context.h"
-#include "simulator.h"
+#include "streams.h"
 
 #define BLOCK ((size_t)4096)
 
@@ -29,14 +29,6 @@ static nrm_CUdeviceptr seen; /* what a kernel has read, a BLOCK for each */
 
 /* ---- the program ---- */
 
-static void
-make_current(int device)
-{
-    nrm_CUcontext context;
-    CHECK_EQ(cuda.cuDevicePrimaryCtxRetain(&context, device), NRM_CUDA_SUCCESS);
-    CHECK_EQ(cuda.cuCtxSetCurrent(context), NRM_CUDA_SUCCESS);
-}
-
 /* The blocks hold the value 7 and are done. */
 static void
 start(const struct nrm_cudasim_config *config)
@@ -51,58 +43,6 @@ start(const struct nrm_cudasim_config *config)
         blocks[i].tag = NRM__ORDER_DONE;
     }
     CHECK_EQ(cuda.cuCtxSynchronize(), NRM_CUDA_SUCCESS);
-}
-
-static nrm_CUstream
-new_handle(void)
-{
-    nrm_CUstream handle = NULL;
-    CHECK_EQ(cuda.cuStreamCreate(&handle, NRM_CU_STREAM_NON_BLOCKING),
-             NRM_CUDA_SUCCESS);
-    return handle;
-}
-
-static void
-destroy(void *keepalive)
-{
-    CHECK_EQ(cuda.cuStreamDestroy(keepalive), NRM_CUDA_SUCCESS);
-}
-
-/* A stream object that owns its stream. */
-static nrm_stream *
-new_stream(void)
-{
-    nrm_CUstream handle = new_handle();
-    nrm_stream *stream = NULL;
-    CHECK_OK(nrm_stream_wrap((uintptr_t)handle, handle, destroy, &stream));
-    return stream;
-}
-
-/* One that somebody else may destroy. */
-static nrm_stream *
-bare_stream(nrm_CUstream handle)
-{
-    nrm_stream *stream = NULL;
-    CHECK_OK(nrm_stream_wrap((uintptr_t)handle, NULL, NULL, &stream));
-    return stream;
-}
-
-static nrm_CUstream
-handle_of(const nrm_stream *stream)
-{
-    return (nrm_CUstream)nrm_stream_handle(stream);
-}
-
-static void
-hold(const nrm_stream *stream)
-{
-    CHECK_EQ(sim.hold_stream(handle_of(stream)), 0);
-}
-
-static void
-let_go(const nrm_stream *stream)
-{
-    CHECK_EQ(sim.release_stream(handle_of(stream)), 0);
 }
 
 /* A kernel that reads a block. */
@@ -164,14 +104,6 @@ has_seen(int i, unsigned char value)
         }
     }
     return true;
-}
-
-/* Whatever is ready runs: long enough for a stream that does not wait. */
-static void
-let_run(void)
-{
-    struct timespec time = {.tv_nsec = 20 * 1000 * 1000};
-    nanosleep(&time, NULL);
 }
 
 static void

@@ -36,7 +36,7 @@ typedef enum nrm_option_source {
     X(PINNED_THRESHOLD, "pinned_threshold", SIZE, 65536, "",                           \
       "arrays of fewer bytes get ordinary memory from a pinned handler")               \
     X(REUSE, "reuse", CHOICE, 0, "context|immediate",                                  \
-      "when freed pinned or managed memory may be handed out again")                   \
+      "when freed memory that the GPU can use may be handed out again")                \
     X(EPOCH_NBYTES, "epoch_nbytes", SIZE, 1048576, "",                                 \
       "freed bytes after which an allocation records an event")                        \
     X(PARKED_LIMIT, "parked_limit", SIZE, 16777216, "",                                \
@@ -48,6 +48,9 @@ typedef enum nrm_option_source {
       "what a full pool does; auto: host for \"pinned\", error for the others")        \
     X(SEGMENT_NBYTES, "segment_nbytes", SIZE, 67108864, "",                            \
       "largest segment that a pool takes ahead of what is asked for")                  \
+    X(SEGMENTS, "segments", CHOICE, 0, "vmm|alloc",                                    \
+      "whether a device pool maps its segments side by side where it can, or takes "   \
+      "them of its upstream")                                                          \
     X(IDLE_LIMIT, "idle_limit", SIZE, 0, "",                                           \
       "free bytes that a pool keeps when a large array dies; 0: a sixteenth of the "   \
       "memory")                                                                        \

@@ -18,6 +18,13 @@ typedef enum nrm_on_exhausted {
     NRM_ON_EXHAUSTED_WAIT,    /* wait for parked memory as long as it takes */
 } nrm_on_exhausted;
 
+/* Of a pool whose upstream is a source of device memory; all others take segments of it. */
+typedef enum nrm_segments {
+    NRM_SEGMENTS_DEFAULT, /* the option's value */
+    NRM_SEGMENTS_VMM,     /* mapped side by side, one memory; where that can be done */
+    NRM_SEGMENTS_ALLOC,   /* of the upstream: memory that legacy IPC can share */
+} nrm_segments;
+
 #define NRM_SIZE_DEFAULT ((size_t)-1)
 
 typedef struct nrm_pool_options {
@@ -28,6 +35,7 @@ typedef struct nrm_pool_options {
     size_t parked_limit;    /* bytes; NRM_SIZE_DEFAULT or 0: the option's */
     uint64_t wait_limit_ns; /* 0: the option's */
     nrm_on_exhausted on_exhausted;
+    nrm_segments segments;
 } nrm_pool_options;
 
 NRM_API NRM_NODISCARD nrm_status nrm_pool_create(nrm_resource *upstream,

@@ -1,0 +1,78 @@
+/* Streams of the simulated driver, held and let go, for programs that compare bytes. */
+#ifndef NRM_TESTS_STREAMS_H
+#define NRM_TESTS_STREAMS_H
+
+#include <time.h>
+
+#include "nrm/stream.h"
+#include "simulator.h"
+
+static inline void
+make_current(int device)
+{
+    nrm_CUcontext context;
+    CHECK_EQ(cuda.cuDevicePrimaryCtxRetain(&context, device), NRM_CUDA_SUCCESS);
+    CHECK_EQ(cuda.cuCtxSetCurrent(context), NRM_CUDA_SUCCESS);
+}
+
+static inline nrm_CUstream
+new_handle(void)
+{
+    nrm_CUstream handle = NULL;
+    CHECK_EQ(cuda.cuStreamCreate(&handle, NRM_CU_STREAM_NON_BLOCKING),
+             NRM_CUDA_SUCCESS);
+    return handle;
+}
+
+static inline void
+destroy(void *keepalive)
+{
+    CHECK_EQ(cuda.cuStreamDestroy(keepalive), NRM_CUDA_SUCCESS);
+}
+
+/* A stream object that owns its stream. */
+static inline nrm_stream *
+new_stream(void)
+{
+    nrm_CUstream handle = new_handle();
+    nrm_stream *stream = NULL;
+    CHECK_OK(nrm_stream_wrap((uintptr_t)handle, handle, destroy, &stream));
+    return stream;
+}
+
+/* One that somebody else may destroy. */
+static inline nrm_stream *
+bare_stream(nrm_CUstream handle)
+{
+    nrm_stream *stream = NULL;
+    CHECK_OK(nrm_stream_wrap((uintptr_t)handle, NULL, NULL, &stream));
+    return stream;
+}
+
+static inline nrm_CUstream
+handle_of(const nrm_stream *stream)
+{
+    return (nrm_CUstream)nrm_stream_handle(stream);
+}
+
+static inline void
+hold(const nrm_stream *stream)
+{
+    CHECK_EQ(sim.hold_stream(handle_of(stream)), 0);
+}
+
+static inline void
+let_go(const nrm_stream *stream)
+{
+    CHECK_EQ(sim.release_stream(handle_of(stream)), 0);
+}
+
+/* Whatever is ready runs: long enough for a stream that does not wait. */
+static inline void
+let_run(void)
+{
+    struct timespec time = {.tv_nsec = 20 * 1000 * 1000};
+    nanosleep(&time, NULL);
+}
+
+#endif

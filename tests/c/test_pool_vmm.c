@@ -1,0 +1,628 @@
+/* A pool of device memory that maps its segments side by side: that they are one memory, how
+   it grows and shrinks, and what is left of calls that fail. */
+#include <pthread.h>
+
+#include "base/bits.h"
+#include "core/hooks.h"
+#include "cuda/context.h"
+#include "fixtures.h"
+#include "nrm/adaptors.h"
+#include "nrm/options.h"
+#include "pools/pool.h"
+#include "streams.h"
+
+#define PIECE ((size_t)2 * NRM__MIB)
+
+static nrm_resource *pool;
+
+static nrm_resource *
+device_source(void)
+{
+    nrm_resource *mr = NULL;
+    CHECK_OK(nrm_device_create(NULL, &mr));
+    return mr;
+}
+
+/* A pool over the upstream, whose reference it takes, with pieces of two MiB. */
+static nrm_resource *
+pool_with(nrm_resource *upstream, const nrm_pool_options *options)
+{
+    nrm_resource *mr = NULL;
+    CHECK_OK(nrm_option_set(NRM_OPT_SEGMENT_NBYTES, "2 MiB"));
+    CHECK_OK(nrm_pool_create(upstream, options, &mr));
+    CHECK_OK(nrm_option_set(NRM_OPT_SEGMENT_NBYTES, "64 MiB"));
+    nrm_resource_release(upstream);
+    return mr;
+}
+
+static nrm_pool_options
+options_of(size_t initial_nbytes, size_t maximum_nbytes)
+{
+    nrm_pool_options options = NRM_OPTIONS(nrm_pool_options);
+    options.initial_nbytes = initial_nbytes;
+    options.maximum_nbytes = maximum_nbytes;
+    options.wait_limit_ns = 1000 * 1000;
+    return options;
+}
+
+static void
+start_machine(void)
+{
+    simulator_start(NULL);
+    CHECK_OK(nrm__cuda_init(NULL));
+    make_current(0);
+}
+
+static void
+start(size_t maximum_nbytes)
+{
+    nrm_pool_options options = options_of(0, maximum_nbytes);
+    start_machine();
+    pool = pool_with(device_source(), &options);
+}
+
+static uint64_t
+n_pieces(void)
+{
+    uint64_t n = simulator_count(NRM_CUDASIM_MAPPINGS);
+    CHECK_EQ(simulator_count(NRM_CUDASIM_PHYSICAL), n);
+    return n;
+}
+
+static void
+check_nothing_is_left(void)
+{
+    CHECK_EQ(n_pieces(), 0u);
+    CHECK_EQ(simulator_count(NRM_CUDASIM_RESERVATIONS), 0u);
+    CHECK_EQ(simulator_count(NRM_CUDASIM_DEVICE_ALLOCATIONS), 0u);
+}
+
+static void
+stop(void)
+{
+    CHECK_EQ(live_nbytes(pool), 0);
+    nrm__pool_check(pool);
+    nrm_resource_release(pool);
+    check_nothing_is_left();
+    cuda.cuCtxSetCurrent(NULL);
+    simulator_check_faults();
+}
+
+static char *
+take(size_t nbytes)
+{
+    char *ptr = allocate(pool, nbytes);
+    nrm__pool_check(pool);
+    return ptr;
+}
+
+static void
+give(void *ptr)
+{
+    CHECK_OK(nrm_resource_deallocate(pool, ptr, 0, NULL));
+    nrm__pool_check(pool);
+}
+
+static size_t
+trim(void)
+{
+    size_t given = 0;
+    CHECK_OK(nrm_resource_trim(pool, 0, &given));
+    nrm__pool_check(pool);
+    return given;
+}
+
+static bool
+takes_a_copy(void *ptr, size_t nbytes)
+{
+    nrm_CUdeviceptr address = (nrm_CUdeviceptr)(uintptr_t)ptr;
+    unsigned char last[2] = {0};
+    return cuda.cuMemsetD8(address, 5, nbytes) == NRM_CUDA_SUCCESS &&
+           cuda.cuMemcpyDtoH(last, address + nbytes - 2, 2) == NRM_CUDA_SUCCESS &&
+           last[0] == 5 && last[1] == 5;
+}
+
+/* ---- one memory ---- */
+
+TEST(a_block_lies_in_several_pieces)
+{
+    start(0);
+    char *ptr = take(5 * NRM__MIB);
+    CHECK_EQ(n_pieces(), 3u);
+    CHECK_EQ(reserved_nbytes(pool), (int64_t)(3 * PIECE));
+    CHECK(takes_a_copy(ptr, 5 * NRM__MIB));
+    CHECK_EQ(simulator_count(NRM_CUDASIM_DEVICE_ALLOCATIONS), 0u);
+    give(ptr);
+    stop();
+}
+
+TEST(pieces_that_were_mapped_one_by_one_are_one_memory)
+{
+    char *ptrs[3];
+    start(0);
+    for (int i = 0; i < 3; i++) {
+        ptrs[i] = take(PIECE);
+        CHECK_EQ(n_pieces(), (uint64_t)i + 1);
+        CHECK(ptrs[i] == ptrs[0] + (size_t)i * PIECE);
+    }
+    give(ptrs[1]);
+    give(ptrs[0]);
+    give(ptrs[2]);
+    CHECK(take(3 * PIECE) == ptrs[0]);
+    CHECK_EQ(n_pieces(), 3u);
+    CHECK(takes_a_copy(ptrs[0], 3 * PIECE));
+    give(ptrs[0]);
+    stop();
+}
+
+TEST(a_growth_adds_only_what_is_missing_beside_free_memory)
+{
+    start(0);
+    char *small = take(NRM__MIB);
+    char *large = take(PIECE + 1000);
+    CHECK(large == small + NRM__MIB);
+    CHECK_EQ(n_pieces(), 2u);
+    give(small);
+    give(large);
+    stop();
+}
+
+TEST(an_address_in_any_piece_leads_to_its_block)
+{
+    nrm_block_info info;
+    start(0);
+    char *before = take(NRM__MIB), *ptr = take(3 * PIECE);
+    for (size_t at = 0; at < 3 * PIECE; at += 100001) {
+        REQUIRE_OK(nrm_block_find(ptr + at, &info));
+        CHECK(info.ptr == ptr);
+        CHECK_EQ(info.nbytes, 3 * PIECE);
+        nrm_resource_release(info.resource);
+    }
+    CHECK_STATUS(nrm_resource_deallocate(pool, ptr + 2 * PIECE, 0, NULL),
+                 NRM_NOT_OWNED);
+    give(ptr);
+    CHECK_EQ(nrm_block_find(ptr + PIECE, &info), NRM_NOT_FOUND);
+    give(before);
+    stop();
+}
+
+TEST(every_alignment_is_honoured)
+{
+    start(0);
+    char *first = take(1000);
+    for (size_t alignment = 256; alignment <= 8 * NRM__MIB; alignment *= 2) {
+        void *ptr = NULL;
+        REQUIRE_OK(nrm_resource_allocate(pool, 1000, alignment, NULL, &ptr));
+        CHECK_ALIGNED(ptr, alignment);
+        give(ptr);
+    }
+    give(first);
+    stop();
+}
+
+/* ---- shrinking ---- */
+
+TEST(a_piece_goes_back_from_any_place_and_its_hole_is_filled_first)
+{
+    char *ptrs[5];
+    start(0);
+    for (int i = 0; i < 5; i++) {
+        ptrs[i] = take(PIECE);
+    }
+    give(ptrs[1]);
+    give(ptrs[3]);
+    CHECK_EQ(trim(), 2 * PIECE);
+    CHECK_EQ(n_pieces(), 3u);
+    CHECK_EQ(reserved_nbytes(pool), (int64_t)(3 * PIECE));
+    CHECK(take(PIECE) == ptrs[1]);
+    char *two = take(2 * PIECE); /* the second hole is too small */
+    CHECK(two == ptrs[0] + 5 * PIECE);
+    CHECK(take(PIECE) == ptrs[3]);
+    for (int i = 0; i < 5; i++) {
+        give(ptrs[i]);
+    }
+    give(two);
+    stop();
+}
+
+TEST(what_lies_in_one_piece_keeps_no_other)
+{
+    start(0);
+    char *ptr = take(4 * PIECE);
+    give(ptr);
+    char *small = take(1000);
+    CHECK(small == ptr);
+    CHECK_EQ(trim(), 3 * PIECE);
+    CHECK_EQ(n_pieces(), 1u);
+    CHECK(takes_a_copy(small, 1000));
+    give(small);
+    CHECK_EQ(trim(), PIECE);
+    CHECK_EQ(n_pieces(), 0u);
+    stop();
+}
+
+TEST(a_hole_is_filled_as_far_as_it_takes_with_both_neighbours)
+{
+    char *ptrs[3];
+    start(0);
+    for (int i = 0; i < 3; i++) {
+        ptrs[i] = take(PIECE);
+    }
+    give(ptrs[1]);
+    CHECK_EQ(trim(), PIECE);
+    give(ptrs[0]);
+    give(ptrs[2]);
+    CHECK(take(3 * PIECE) == ptrs[0]);
+    CHECK_EQ(n_pieces(), 3u);
+    give(ptrs[0]);
+    stop();
+}
+
+TEST(nothing_is_unmapped_before_its_last_use)
+{
+    start(0);
+    nrm_stream *a = new_stream();
+    void *ptr = NULL;
+    REQUIRE_OK(nrm_resource_allocate(pool, 2 * PIECE, 0, a, &ptr));
+    hold(a);
+    CHECK_EQ(cuda.cuMemsetD8Async((nrm_CUdeviceptr)(uintptr_t)ptr, 1, 2 * PIECE,
+                                  handle_of(a)),
+             NRM_CUDA_SUCCESS);
+    CHECK_OK(nrm_resource_deallocate(pool, ptr, 0, a));
+    CHECK_EQ(trim(), 0u);
+    CHECK_EQ(n_pieces(), 2u);
+    let_go(a);
+    CHECK_EQ(cuda.cuCtxSynchronize(), NRM_CUDA_SUCCESS);
+    CHECK_EQ(trim(), 2 * PIECE);
+    CHECK_EQ(n_pieces(), 0u);
+    nrm_stream_release(a);
+    stop();
+}
+
+static void *
+let_go_soon(void *stream)
+{
+    make_current(0);
+    let_run();
+    let_go(stream);
+    return NULL;
+}
+
+TEST(a_pool_that_ends_waits_for_the_gpu)
+{
+    pthread_t thread;
+    start(0);
+    nrm_stream *a = new_stream();
+    void *ptr = NULL;
+    REQUIRE_OK(nrm_resource_allocate(pool, PIECE, 0, a, &ptr));
+    hold(a);
+    CHECK_EQ(cuda.cuMemsetD8Async((nrm_CUdeviceptr)(uintptr_t)ptr, 1, PIECE,
+                                  handle_of(a)),
+             NRM_CUDA_SUCCESS);
+    CHECK_OK(nrm_resource_deallocate(pool, ptr, 0, a));
+    CHECK_EQ(pthread_create(&thread, NULL, let_go_soon, a), 0);
+    nrm_resource_release(pool);
+    pthread_join(thread, NULL);
+    nrm_stream_release(a);
+    check_nothing_is_left();
+    cuda.cuCtxSetCurrent(NULL);
+    simulator_check_faults();
+}
+
+/* ---- sizes ---- */
+
+TEST(the_limit_counts_what_is_mapped)
+{
+    void *second = NULL;
+    start(3 * PIECE);
+    char *first = take(2 * PIECE);
+    CHECK_STATUS(nrm_resource_allocate(pool, 2 * PIECE, 0, NULL, &second),
+                 NRM_OUT_OF_MEMORY);
+    CHECK_STR_HAS(nrm_last_error()->message, "limit 6 MiB");
+    CHECK_OK(nrm_resource_allocate(pool, PIECE, 0, NULL, &second));
+    CHECK_LE(reserved_nbytes(pool), (int64_t)(3 * PIECE));
+    nrm__pool_check(pool);
+    give(first);
+    give(second);
+    first = take(3 * PIECE);
+    give(first);
+    stop();
+}
+
+TEST(an_initial_size_is_mapped_at_once)
+{
+    nrm_pool_options options = options_of(5 * NRM__MIB, 0);
+    start_machine();
+    pool = pool_with(device_source(), &options);
+    CHECK_EQ(reserved_nbytes(pool), (int64_t)(3 * PIECE));
+    char *ptr = take(3 * PIECE);
+    CHECK_EQ(n_pieces(), 3u);
+    give(ptr);
+    stop();
+}
+
+TEST(a_large_pool_grows_by_larger_pieces)
+{
+    nrm_resource *mr = NULL, *source = NULL;
+    void *most = NULL, *more = NULL;
+    start_machine();
+    source = device_source();
+    REQUIRE_OK(nrm_pool_create(source, NULL, &mr));
+    nrm_resource_release(source);
+    pool = mr;
+    REQUIRE_OK(nrm_resource_allocate(pool, 4 * NRM__GIB, 0, NULL, &most));
+    CHECK_EQ(n_pieces(), 64u);
+    REQUIRE_OK(nrm_resource_allocate(pool, 1000, 0, NULL, &more));
+    CHECK_EQ(n_pieces(), 65u);
+    CHECK_EQ(reserved_nbytes(pool), (int64_t)(4 * NRM__GIB + 256 * NRM__MIB));
+    give(most);
+    give(more);
+    stop();
+}
+
+/* ---- where nothing is mapped ---- */
+
+static void
+without_the_device(nrm_pool_options *options)
+{
+    (void)options;
+    sim.set_attribute(0, NRM_CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+                      0);
+}
+
+static void
+without_the_wish(nrm_pool_options *options)
+{
+    options->segments = NRM_SEGMENTS_ALLOC;
+}
+
+static void
+without_order(nrm_pool_options *options)
+{
+    options->reuse = NRM_REUSE_IMMEDIATE;
+}
+
+static void
+without_addresses(nrm_pool_options *options)
+{
+    (void)options;
+    CHECK_EQ(sim.fail("cuMemAddressReserve", 1, NRM_CUDA_ERROR_OUT_OF_MEMORY, 1), 0);
+}
+
+static const struct other_way {
+    const char *name;
+    void (*set)(nrm_pool_options *options);
+} other_ways[] = {
+    {"the device cannot", without_the_device},
+    {"segments=alloc", without_the_wish},
+    {"reuse=immediate", without_order},
+    {"no addresses", without_addresses},
+};
+
+TEST_EACH(otherwise_segments_come_of_the_upstream, other_ways)
+{
+    nrm_pool_options options = options_of(0, 0);
+    start_machine();
+    row->set(&options);
+    pool = pool_with(device_source(), &options);
+    char *ptr = take(5 * NRM__MIB);
+    CHECK_EQ(n_pieces(), 0u);
+    CHECK_EQ(simulator_count(NRM_CUDASIM_DEVICE_ALLOCATIONS), 1u);
+    give(ptr);
+    stop();
+}
+
+TEST(the_option_holds_for_pools_that_do_not_say)
+{
+    nrm_pool_options options = options_of(0, 0);
+    start_machine();
+    CHECK_OK(nrm_option_set(NRM_OPT_SEGMENTS, "alloc"));
+    pool = pool_with(device_source(), &options);
+    CHECK_OK(nrm_option_set(NRM_OPT_SEGMENTS, "vmm"));
+    char *ptr = take(1000);
+    CHECK_EQ(n_pieces(), 0u);
+    give(ptr);
+    stop();
+}
+
+/* What an adaptor does must not be got round. */
+TEST(an_adaptor_below_the_pool_is_asked)
+{
+    nrm_limiting_options limit = NRM_OPTIONS(nrm_limiting_options);
+    nrm_pool_options options = options_of(0, 0);
+    nrm_resource *limited = NULL, *source = NULL;
+    void *ptr = NULL;
+    start_machine();
+    source = device_source();
+    limit.allocation_limit = PIECE;
+    REQUIRE_OK(nrm_limiting_create(source, &limit, &limited));
+    nrm_resource_release(source);
+    pool = pool_with(limited, &options);
+    CHECK_STATUS(nrm_resource_allocate(pool, 2 * PIECE, 0, NULL, &ptr),
+                 NRM_OUT_OF_MEMORY);
+    CHECK_EQ(n_pieces(), 0u);
+    give(take(1000));
+    stop();
+}
+
+/* ---- failing calls ---- */
+
+static const struct failing {
+    const char *name;
+    int nth;
+} failing[] = {
+    {"cuMemCreate", 1},
+    {"cuMemCreate", 2},
+    {"cuMemMap", 1},
+    {"cuMemMap", 3},
+    {"cuMemSetAccess", 1},
+    {"cuMemSetAccess", 2},
+    {"cuMemAddressReserve", 1},
+};
+
+TEST_EACH(memory_that_is_out_for_a_moment_is_got_in_another_way, failing)
+{
+    start(0);
+    CHECK_EQ(sim.fail(row->name, row->nth, NRM_CUDA_ERROR_OUT_OF_MEMORY, 1), 0);
+    char *ptr = take(3 * PIECE);
+    CHECK(takes_a_copy(ptr, 3 * PIECE));
+    give(ptr);
+    (void)trim();
+    CHECK_EQ(reserved_nbytes(pool), 0);
+    CHECK_EQ(n_pieces(), 0u);
+    stop();
+}
+
+TEST_EACH(a_call_that_fails_leaves_nothing_behind, failing)
+{
+    void *ptr = NULL;
+    start(0);
+    CHECK_EQ(sim.fail(row->name, row->nth, NRM_CUDA_ERROR_OPERATING_SYSTEM, 1), 0);
+    nrm_status status = nrm_resource_allocate(pool, 3 * PIECE, 0, NULL, &ptr);
+    nrm__pool_check(pool);
+    if (status == NRM_OK) { /* without addresses there is another way */
+        CHECK_STR_EQ(row->name, "cuMemAddressReserve");
+        give(ptr);
+    }
+    else {
+        CHECK_EQ(status, NRM_CUDA_ERROR);
+        CHECK_STR_EQ(nrm_last_error()->native_name, "CUDA_ERROR_OPERATING_SYSTEM");
+        CHECK_EQ(reserved_nbytes(pool), (int64_t)(n_pieces() * PIECE));
+    }
+    give(take(3 * PIECE));
+    stop();
+}
+
+TEST(without_physical_memory_the_upstream_is_asked_last)
+{
+    void *ptr = NULL;
+    start(0);
+    CHECK_EQ(sim.fail("cuMemCreate", 1, NRM_CUDA_ERROR_OUT_OF_MEMORY, 1000), 0);
+    char *own = take(PIECE);
+    CHECK_EQ(simulator_count(NRM_CUDASIM_DEVICE_ALLOCATIONS), 1u);
+    CHECK_EQ(sim.fail("cuMemAlloc", 1, NRM_CUDA_ERROR_OUT_OF_MEMORY, 1000), 0);
+    CHECK_STATUS(nrm_resource_allocate(pool, PIECE, 0, NULL, &ptr), NRM_OUT_OF_MEMORY);
+    nrm__pool_check(pool);
+    CHECK_EQ(sim.fail("cuMemAlloc", 1, 0, 1), 0);
+    CHECK_EQ(sim.fail("cuMemCreate", 1, 0, 1), 0);
+    give(own);
+    give(take(PIECE));
+    stop();
+}
+
+/* What smaller blocks left behind goes back when the device has no more. */
+TEST(a_full_device_has_room_for_one_large_block)
+{
+    size_t whole, total;
+    void *most = NULL;
+    start(0);
+    CHECK_EQ(cuda.cuMemGetInfo(&whole, &total), NRM_CUDA_SUCCESS);
+    whole = nrm__align_down(whole, PIECE);
+    char *first = take(whole / 2), *between = take(PIECE);
+    give(first);
+    REQUIRE_OK(nrm_resource_allocate(pool, whole - 2 * PIECE, 0, NULL, &most));
+    give(most);
+    give(between);
+    stop();
+}
+
+TEST(what_the_driver_does_not_unmap_is_noted_and_not_used)
+{
+    nrm_error lost;
+    uint64_t before, after;
+    start(0);
+    char *first = take(PIECE);
+    give(first);
+    nrm__lost_error_get(&lost, &before);
+    CHECK_EQ(sim.fail("cuMemUnmap", 1, NRM_CUDA_ERROR_OPERATING_SYSTEM, 1), 0);
+    (void)trim();
+    nrm__lost_error_get(&lost, &after);
+    CHECK_EQ(after, before + 1);
+    CHECK_EQ(reserved_nbytes(pool), 0);
+    char *second = take(PIECE);
+    CHECK(second == first + PIECE);
+    give(second);
+    nrm_resource_release(pool);
+    CHECK_EQ(n_pieces(), 1u); /* it is lost */
+    cuda.cuCtxSetCurrent(NULL);
+}
+
+/* ---- threads, resets, forks ---- */
+
+static void
+churn(unsigned index, void *unused)
+{
+    uint64_t random = 99 + index;
+    char *ptrs[4] = {NULL};
+    (void)unused;
+    make_current(0);
+    for (int turn = 0; turn < 200; turn++) {
+        char **ptr = &ptrs[check_random(&random) % 4];
+        if (*ptr != NULL) {
+            CHECK_OK(nrm_resource_deallocate(pool, *ptr, 0, NULL));
+            *ptr = NULL;
+        }
+        else {
+            size_t nbytes = 1 + check_random(&random) % (2 * PIECE);
+            *ptr = allocate(pool, nbytes);
+            nrm_block_info info;
+            if (CHECK_OK(nrm_block_find(*ptr + nbytes - 1, &info))) {
+                CHECK(info.ptr == *ptr);
+                nrm_resource_release(info.resource);
+            }
+        }
+        if (turn % 20 == 0) {
+            CHECK_OK(nrm_resource_trim(pool, 0, NULL));
+        }
+    }
+    for (int i = 0; i < 4; i++) {
+        CHECK_OK(nrm_resource_deallocate(pool, ptrs[i], 0, NULL));
+    }
+}
+
+TEST(threads_grow_and_shrink_one_pool)
+{
+    start(0);
+    check_threads(3, churn, NULL);
+    (void)trim();
+    CHECK_EQ(n_pieces(), 0u);
+    stop();
+}
+
+TEST(what_is_mapped_outlives_a_reset_of_its_context)
+{
+    start(0);
+    char *ptr = take(PIECE);
+    give(ptr);
+    CHECK_EQ(cuda.cuDevicePrimaryCtxReset(0), NRM_CUDA_SUCCESS);
+    make_current(0);
+    ptr = take(PIECE);
+    CHECK(takes_a_copy(ptr, PIECE));
+    give(ptr);
+    stop();
+}
+
+static void
+end_in_child(void)
+{
+    CHECK_OK(nrm_resource_trim(pool, 0, NULL));
+    nrm__pool_check(pool);
+    nrm_resource_release(pool);
+}
+
+TEST(a_child_leaves_the_parents_memory_alone)
+{
+    start(0);
+    nrm_stream *a = new_stream();
+    void *ptr = NULL;
+    char *other = take(PIECE);
+    REQUIRE_OK(nrm_resource_allocate(pool, PIECE, 0, a, &ptr));
+    CHECK_OK(nrm_resource_deallocate(pool, ptr, 0, a));
+    give(other);
+    CHECK_IN_CHILD(end_in_child);
+    CHECK_EQ(n_pieces(), 2u);
+    nrm_stream_release(a);
+    stop();
+}
+
+CHECK_MAIN
