@@ -50,12 +50,13 @@ end_life_locked(struct slot *slot)
     atomic_fetch_add_explicit(&n_all_resets, 1, memory_order_release);
 }
 
-/* Ends the life of this id, unless somebody has done so already. */
+/* Ends this life, unless somebody has done so already. Handle and id were not read at once:
+   the handle may be that of the life before, whose end says nothing about this one. */
 static void
-end_life(struct slot *slot, unsigned long long id)
+end_life(struct slot *slot, nrm_CUcontext context, unsigned long long id)
 {
     nrm__lock_acquire(&lock);
-    if (atomic_load(&slot->context) != NULL && atomic_load(&slot->id) == id) {
+    if (atomic_load(&slot->context) == context && atomic_load(&slot->id) == id) {
         end_life_locked(slot);
     }
     nrm__lock_release(&lock);
@@ -105,7 +106,7 @@ known_living(const struct nrm__driver *driver, int device)
     if (!over) {
         return context;
     }
-    end_life(slot, known);
+    end_life(slot, context, known);
     return NULL;
 }
 
