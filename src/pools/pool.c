@@ -1142,10 +1142,11 @@ set_policy(struct nrm__pool *pool, const nrm_pool_options *options)
     pool->shift = pool->has_slabs && options->maximum_nbytes == 0 ? pool->granule : 0;
     pool->is_plain = (pool->base.upstream->ops->flags & NRM__OPS_PLAIN) != 0;
     pool->decay_ns = pool->is_plain ? (uint64_t)nrm_option_get(NRM_OPT_DECAY) : 0;
-    pool->kept_nbytes =
-        options->initial_nbytes != 0
-            ? options->initial_nbytes
-            : nrm__min(NRM__POOL_FIRST_SEGMENT_NBYTES, pool->segment_nbytes);
+    pool->kept_nbytes = options->initial_nbytes != 0
+                            ? nrm__align_up(options->initial_nbytes, pool->granule)
+                            : nrm__align_up(nrm__min(NRM__POOL_FIRST_SEGMENT_NBYTES,
+                                                     pool->segment_nbytes),
+                                            NRM__HUGE_PAGE);
 }
 
 static nrm_status

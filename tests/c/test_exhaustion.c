@@ -138,8 +138,6 @@ static const struct failure {
     size_t maximum_nbytes;
 } failures[] = {
     {"once", false, 0},
-    {"for good", true, 0},
-    {"once, with a limit", false, 200 * NRM__MIB},
     {"for good, with a limit", true, 200 * NRM__MIB},
 };
 
@@ -185,6 +183,147 @@ TEST(what_is_free_serves_while_the_upstream_fails)
     }
     nrm__pool_check(mr);
     nrm_resource_release(mr);
+}
+
+/* ---- and every call of the driver ---- */
+
+static const struct driver_failure {
+    const char *name;
+    const char *call;
+    uint64_t times; /* 0: from then on always */
+} driver_failures[] = {
+    {"a registration", "cuMemHostRegister", 1},
+    {"all registrations", "cuMemHostRegister", 0},
+    {"a record", "cuCtxRecordEvent", 1},
+    {"all records", "cuCtxRecordEvent", 0},
+    {"an event", "cuEventCreate", 1},
+    {"all events", "cuEventCreate", 0},
+};
+
+static void
+plan(const struct driver_failure *failure, uint64_t nth)
+{
+    CHECK_EQ(sim.fail(failure->call, nth, NRM_CUDA_ERROR_OUT_OF_MEMORY, failure->times),
+             0);
+}
+
+/* A request that, when it fails, leaves the pool whole and works as soon as the driver
+   does. */
+static void *
+request_of_driver(nrm_resource *mr, const struct driver_failure *failure, size_t nbytes)
+{
+    void *ptr = NULL;
+    if (nrm_resource_allocate(mr, nbytes, 0, NULL, &ptr) == NRM_OK) {
+        return ptr;
+    }
+    CHECK_NE(nrm_last_error()->status, NRM_OK);
+    CHECK_NE(nrm_last_error()->message[0], '\0');
+    nrm__pool_check(mr);
+    CHECK_EQ(sim.fail(failure->call, 0, 0, 0), 0);
+    CHECK_OK(nrm_resource_allocate(mr, nbytes, 0, NULL, &ptr));
+    if (failure->times == 0) {
+        plan(failure, 1);
+    }
+    return ptr;
+}
+
+/* Segments come and go, and blocks are parked that the GPU reads. */
+static void
+work_with_driver(nrm_resource *mr, struct copies *copies,
+                 const struct driver_failure *failure)
+{
+    void *ptrs[4] = {0};
+    uint64_t state = 88172645463325252u;
+    for (int step = 0; step < 40; step++) {
+        void **ptr = &ptrs[next_random(&state) % 4];
+        if (*ptr == NULL) {
+            size_t nbytes = COPIES_NBYTES + next_random(&state) % (8 * NRM__MIB);
+            *ptr = request_of_driver(mr, failure, nbytes);
+            REQUIRE(*ptr != NULL);
+            continue;
+        }
+        CHECK_EQ(cuda.cuMemcpyHtoDAsync(copies->device, *ptr, COPIES_NBYTES,
+                                        copies->stream),
+                 NRM_CUDA_SUCCESS);
+        CHECK_OK(nrm_resource_deallocate(mr, *ptr, 0, NULL));
+        *ptr = NULL;
+    }
+    for (int i = 0; i < 4; i++) {
+        CHECK_OK(nrm_resource_deallocate(mr, ptrs[i], 0, NULL));
+    }
+}
+
+TEST_EACH(every_driver_call_may_fail, driver_failures)
+{
+    uint64_t n_calls = 1, n = 1;
+    for (; n_calls >= n && n < 40; n++) {
+        nrm_pool_options options = NRM_OPTIONS(nrm_pool_options);
+        struct copies copies = copies_begin(&copies_kinds[0]);
+        nrm_resource *mr = NULL;
+        options.maximum_nbytes = 64 * NRM__MIB;
+        REQUIRE_OK(nrm_pool_create(copies.source, &options, &mr));
+        uint64_t before = sim.call_count(row->call);
+        plan(row, n);
+        work_with_driver(mr, &copies, row);
+        n_calls = sim.call_count(row->call) - before;
+        CHECK_EQ(sim.fail(row->call, 0, 0, 0), 0);
+        CHECK_EQ(cuda.cuStreamSynchronize(copies.stream), NRM_CUDA_SUCCESS);
+        copies_end(&copies, mr);
+    }
+    CHECK_GT(n, 3u);
+    NOTE("%d calls failed", (int)n - 2);
+}
+
+static void *
+let_registrations_go_later(void *copies)
+{
+    nrm__sleep_ns(600000000); /* longer than all attempts take */
+    CHECK_EQ(sim.fail("cuMemHostRegister", 0, 0, 0), 0);
+    CHECK_EQ(sim.fail("cuMemHostAlloc", 0, 0, 0), 0);
+    copies_let_go(copies);
+    return NULL;
+}
+
+static const struct awaited {
+    const char *name;
+    bool is_parked; /* else free: the pool gives it back, and it is retired */
+} awaiteds[] = {{"parked", true}, {"retired", false}};
+
+/* Nothing more can be locked until the GPU is done with what the pool itself has. */
+TEST_EACH(a_pool_waits_for_what_it_can_give_back_then, awaiteds)
+{
+    struct copies copies = copies_begin(&copies_kinds[0]);
+    nrm_resource *mr = NULL;
+    pthread_t thread;
+    nrm_pool_options options = NRM_OPTIONS(nrm_pool_options);
+    options.wait_limit_ns = UINT64_C(5000000000);
+    REQUIRE_OK(nrm_pool_create(copies.source, &options, &mr));
+    void *large = allocate(mr, 100 * NRM__MIB), *small = allocate(mr, 2 * NRM__MIB);
+    void *other = NULL, *wanted = NULL;
+    if (!row->is_parked) {
+        CHECK_OK(nrm_resource_deallocate(mr, large, 0, NULL));
+        CHECK_OK(nrm_resource_deallocate(mr, small, 0, NULL));
+        other = allocate(mr, 63 * NRM__MIB + 1); /* promotes both */
+    }
+    copies_hold(&copies);
+    CHECK_EQ(cuda.cuMemcpyHtoDAsync(copies.device, row->is_parked ? large : other,
+                                    COPIES_NBYTES, copies.stream),
+             NRM_CUDA_SUCCESS);
+    if (row->is_parked) {
+        CHECK_OK(nrm_resource_deallocate(mr, large, 0, NULL));
+        CHECK_OK(nrm_resource_deallocate(mr, small, 0, NULL));
+    }
+    nrm_statistics statistics = {0};
+    CHECK_OK(nrm_resource_statistics(mr, &statistics));
+    CHECK_EQ(statistics.parked_bytes != 0, row->is_parked);
+    CHECK_EQ(sim.fail("cuMemHostRegister", 1, NRM_CUDA_ERROR_OUT_OF_MEMORY, 0), 0);
+    CHECK_EQ(sim.fail("cuMemHostAlloc", 1, NRM_CUDA_ERROR_OUT_OF_MEMORY, 0), 0);
+    pthread_create(&thread, NULL, let_registrations_go_later, &copies);
+    CHECK_OK(nrm_resource_allocate(mr, 200 * NRM__MIB, 0, NULL, &wanted));
+    pthread_join(thread, NULL);
+    CHECK_OK(nrm_resource_deallocate(mr, wanted, 0, NULL));
+    CHECK_OK(nrm_resource_deallocate(mr, other, 0, NULL));
+    copies_end(&copies, mr);
 }
 
 /* ---- what is tried before ---- */
