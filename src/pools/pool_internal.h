@@ -310,4 +310,8 @@ void nrm__pool_destroy_segment(struct nrm__segment *segment);
 size_t nrm__pool_drop_segment(struct nrm__pool *pool, struct nrm__segment *segment,
                               bool later);
 
+/* Of a pool that ends: every segment goes, and with it the description of its blocks. What the
+   GPU may still use is waited for where the upstream does not. */
+void nrm__pool_drop_all(struct nrm__pool *pool);
+
 #endif

@@ -5,6 +5,7 @@
  */
 #include "base/assert.h"
 #include "base/error.h"
+#include "core/hooks.h"
 #include "core/nodes.h"
 #include "core/uses.h"
 #include "cuda/context.h"
@@ -13,6 +14,7 @@
 #include "pools/pool_internal.h"
 #include "pools/pool_vmm.h"
 
+#define FINISH_WAIT_NS UINT64_C(10000000000) /* for the GPU, before memory is lost */
 #define COLOUR_STEP 1088u        /* 17 lines: the starts within a page go round */
 #define LARGE_MAX_GRANULES 16384 /* of a segment for one large block */
 
@@ -257,6 +259,105 @@ nrm__pool_give_idle_back(struct nrm__pool *pool)
        where an array dies, as NumPy's default does it. */
     if (pool->tracked) {
         (void)nrm__retired_drain(0);
+    }
+}
+
+/* ---- the end ---- */
+
+/* Whether segments go back to code of other people, who do not know that the GPU may still
+   use them; cuMemFree waits, cuMemUnmap does not. */
+static bool
+leads_to_others(const nrm_resource *mr)
+{
+    while (mr != NULL && !(mr->ops->flags & NRM__OPS_OVERLAY)) {
+        mr = mr->upstream;
+    }
+    return mr != NULL;
+}
+
+/* Lost rather than handed out under a kernel that does not end. */
+static void
+lose_segment(struct nrm__segment *segment)
+{
+    nrm__block_map_remove_segment(segment);
+    if (!nrm__is_exiting() && !nrm__cuda_is_forked() &&
+        nrm__error(NRM_CUDA_ERROR,
+                   "%zu B of a pool that has ended are in use by the GPU and do not go "
+                   "back",
+                   segment->nbytes) != NRM_OK) {
+        nrm__lost_error_note(nrm_last_error());
+    }
+    nrm__pool_destroy_segment(segment);
+}
+
+static struct nrm__segment *
+pop_segment(struct nrm__link *head)
+{
+    struct nrm__segment *segment =
+        NRM__CONTAINER(head->next, struct nrm__segment, link);
+    nrm__list_remove(&segment->link);
+    return segment;
+}
+
+/* Moves the segments in which something is not done into a list of their own. */
+static void
+set_used_aside(struct nrm__pool *pool, struct nrm__link *out)
+{
+    struct nrm__link *link = pool->segments.next;
+    while (link != &pool->segments) {
+        struct nrm__segment *segment = NRM__CONTAINER(link, struct nrm__segment, link);
+        struct nrm__pool_block *block = nrm__pool_floor_locked(segment, segment->start);
+        uintptr_t end = segment->start + segment->nbytes;
+        bool is_used = false;
+        for (; block != NULL && block->start < end; block = block->next) {
+            is_used |= nrm__pool_ordered(block)->list != NULL;
+        }
+        link = link->next;
+        if (is_used) {
+            nrm__list_remove(&segment->link);
+            nrm__list_append(out, &segment->link);
+        }
+    }
+}
+
+/* Those of all segments side by side, at the first one. */
+static void
+destroy_blocks(struct nrm__pool *pool, const struct nrm__link *segments)
+{
+    for (struct nrm__link *link = segments->next; link != segments; link = link->next) {
+        struct nrm__segment *segment = NRM__CONTAINER(link, struct nrm__segment, link);
+        struct nrm__pool_block *block =
+            nrm__pool_left_locked(segment) == NULL
+                ? nrm__pool_floor_locked(segment, segment->start)
+                : NULL;
+        while (block != NULL) {
+            struct nrm__pool_block *next = block->next;
+            nrm__pool_destroy_block_locked(pool, block);
+            block = next;
+        }
+    }
+}
+
+void
+nrm__pool_drop_all(struct nrm__pool *pool)
+{
+    struct nrm__link lost;
+    nrm__list_init(&lost);
+    if (pool->order != NULL && (leads_to_others(&pool->base) || pool->vmm != NULL)) {
+        nrm__pool_settle(pool, FINISH_WAIT_NS);
+        set_used_aside(pool, &lost);
+    }
+    destroy_blocks(pool, &pool->segments);
+    destroy_blocks(pool, &lost);
+    bool is_whole = nrm__list_is_empty(&lost);
+    while (!nrm__list_is_empty(&lost)) {
+        lose_segment(pop_segment(&lost));
+    }
+    while (!nrm__list_is_empty(&pool->segments)) {
+        (void)nrm__pool_drop_segment(pool, pop_segment(&pool->segments), true);
+    }
+    if (is_whole) {
+        nrm__pool_vmm_destroy(pool);
     }
 }
 

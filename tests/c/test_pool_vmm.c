@@ -14,6 +14,7 @@
 #define PIECE ((size_t)2 * NRM__MIB)
 
 static nrm_resource *pool;
+static size_t machine_nbytes = 8 * NRM__GIB; /* of device memory */
 
 static nrm_resource *
 device_source(void)
@@ -48,7 +49,9 @@ options_of(size_t initial_nbytes, size_t maximum_nbytes)
 static void
 start_machine(void)
 {
-    simulator_start(NULL);
+    struct nrm_cudasim_config config = simulator_config();
+    config.memory_nbytes = machine_nbytes;
+    simulator_start(&config);
     CHECK_OK(nrm__cuda_init(NULL));
     make_current(0);
 }
@@ -515,7 +518,9 @@ TEST(a_full_device_has_room_for_one_large_block)
 {
     size_t whole, total;
     void *most = NULL;
+    machine_nbytes = 64 * NRM__MIB;
     start(0);
+    machine_nbytes = 8 * NRM__GIB;
     CHECK_EQ(cuda.cuMemGetInfo(&whole, &total), NRM_CUDA_SUCCESS);
     whole = nrm__align_down(whole, PIECE);
     char *first = take(whole / 2), *between = take(PIECE);
