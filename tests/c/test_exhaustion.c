@@ -208,9 +208,10 @@ plan(const struct driver_failure *failure, uint64_t nth)
 }
 
 /* A request that, when it fails, leaves the pool whole and works as soon as the driver
-   does. */
+   does, and the GPU is done. */
 static void *
-request_of_driver(nrm_resource *mr, const struct driver_failure *failure, size_t nbytes)
+request_of_driver(nrm_resource *mr, struct copies *copies,
+                  const struct driver_failure *failure, size_t nbytes)
 {
     void *ptr = NULL;
     if (nrm_resource_allocate(mr, nbytes, 0, NULL, &ptr) == NRM_OK) {
@@ -220,6 +221,7 @@ request_of_driver(nrm_resource *mr, const struct driver_failure *failure, size_t
     CHECK_NE(nrm_last_error()->message[0], '\0');
     nrm__pool_check(mr);
     CHECK_EQ(sim.fail(failure->call, 0, 0, 0), 0);
+    CHECK_EQ(cuda.cuStreamSynchronize(copies->stream), NRM_CUDA_SUCCESS);
     CHECK_OK(nrm_resource_allocate(mr, nbytes, 0, NULL, &ptr));
     if (failure->times == 0) {
         plan(failure, 1);
@@ -238,7 +240,7 @@ work_with_driver(nrm_resource *mr, struct copies *copies,
         void **ptr = &ptrs[next_random(&state) % 4];
         if (*ptr == NULL) {
             size_t nbytes = COPIES_NBYTES + next_random(&state) % (8 * NRM__MIB);
-            *ptr = request_of_driver(mr, failure, nbytes);
+            *ptr = request_of_driver(mr, copies, failure, nbytes);
             REQUIRE(*ptr != NULL);
             continue;
         }
