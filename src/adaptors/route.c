@@ -157,7 +157,8 @@ route_front(nrm_resource *mr, struct nrm__front *out)
 {
     struct route *route = route_from(mr);
     nrm_resource *first = route->small != NULL ? route->small : mr->upstream;
-    if (first->ops->front == NULL || !first->ops->front(first, out)) {
+    bool is_pointless = route->small != NULL && route->threshold == 0;
+    if (is_pointless || first->ops->front == NULL || !first->ops->front(first, out)) {
         return false;
     }
     if (route->small != NULL) {

@@ -61,7 +61,10 @@ is_alone_locked(void)
 static void
 barrier(void)
 {
-    if (!nrm__cache_fences) {
+    if (nrm__cache_fences) {
+        nrm__full_fence();
+    }
+    else {
         nrm__process_barrier();
     }
 }

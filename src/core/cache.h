@@ -14,6 +14,7 @@
 #define NRM_CORE_CACHE_H
 
 #include "base/bits.h"
+#include "base/fence.h"
 #include "base/thread_state.h"
 #include "core/slab.h"
 
@@ -105,6 +106,7 @@ nrm__cache_enter(struct nrm__cache *cache)
 {
     if (__builtin_expect(nrm__cache_fences, 0)) {
         (void)atomic_exchange_explicit(&cache->inside, true, memory_order_seq_cst);
+        nrm__full_fence();
     }
     else {
         atomic_store_explicit(&cache->inside, true, memory_order_relaxed);

@@ -41,10 +41,12 @@ nrm__resource_create(const struct nrm__ops *ops, nrm_kind kind, nrm_resource *up
     mr->flags = ops->flags;
     mr->struct_nbytes = struct_nbytes;
     mr->upstream = upstream;
-    static atomic_uint n_created;
+    static atomic_uint n_fronts;
     nrm__list_init(&mr->all);
-    mr->slot = nrm__cache_slot_of(ops, atomic_fetch_add_explicit(&n_created, 1,
-                                                                 memory_order_relaxed));
+    if (ops->front != NULL) {
+        unsigned number = atomic_fetch_add_explicit(&n_fronts, 1, memory_order_relaxed);
+        mr->slot = nrm__cache_slot_of(ops, number);
+    }
     atomic_init(&mr->refcount, 1);
     atomic_init(&mr->device, NRM_DEVICE_NONE);
     if (upstream != NULL) {

@@ -5,20 +5,16 @@
 #include <unistd.h>
 
 #include "base/assert.h"
+#include "base/fence.h"
 
 enum {
     BARRIER = 1 << 3, /* MEMBARRIER_CMD_PRIVATE_EXPEDITED */
     PREPARE = 1 << 4, /* MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED */
 };
 
-#if defined(__SANITIZE_THREAD__)
+#ifdef NRM__UNDER_TSAN
 #define HAS_BARRIER 0
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define HAS_BARRIER 0
-#endif
-#endif
-#ifndef HAS_BARRIER
+#else
 #define HAS_BARRIER 1
 #endif
 

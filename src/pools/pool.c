@@ -349,7 +349,8 @@ static nrm_status
 climb(struct search *search)
 {
     static bool (*const steps[])(struct search *) = {
-        promote, promote_unclosed, take_own, hold_back, grow, drain, exchange, wait_when_full,
+        promote, promote_unclosed, take_own,       hold_back, grow,
+        drain,   exchange,         wait_when_full,
     };
     search->status = NRM_OUT_OF_MEMORY;
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {

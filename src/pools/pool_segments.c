@@ -583,8 +583,7 @@ nrm__pool_grow(struct nrm__pool *pool, size_t nbytes, size_t alignment)
     size_t exact = nrm__align_up(needed, pool->granule);
     nrm_status status = grow_mapped(pool, needed);
     if (status != NRM_NOT_SUPPORTED) {
-        return status == NRM_OUT_OF_MEMORY ? nrm__pool_grow_by(pool, exact)
-                                           : status;
+        return status == NRM_OUT_OF_MEMORY ? nrm__pool_grow_by(pool, exact) : status;
     }
     size_t rounded = next_segment_nbytes(pool, needed);
     nrm__pool_give_segments_back(pool, pool->segment_nbytes, 0);
