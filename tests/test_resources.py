@@ -301,7 +301,9 @@ def test_trim_gives_back_what_is_unused(resource: mr.MemoryResource) -> None:
     given = resource.trim()
     assert given >= 0
     if type(resource) is mr.PoolMemoryResource:
-        assert resource.statistics().reserved_bytes <= 16 << 20
+        # One segment at most: of device memory a mapped piece, of 64 MiB.
+        most = 64 << 20 if resource.kind == "device" else 16 << 20
+        assert resource.statistics().reserved_bytes <= most
         assert resource.trim(keep="1 GiB") == 0
     assert resource.statistics().current_bytes == 1000
     resource.deallocate(kept, 1000)

@@ -1,6 +1,6 @@
 /*
  * What pools/pool.c (the resource), pool_blocks.c (its blocks), pool_segments.c,
- * pool_order.c and pool_vmm.c (blocks and segments of device memory) share. Functions named
+ * pool_order.c, pool_pending.c and pool_vmm.c (blocks and segments of device memory) share. Functions named
  * ..._locked: the caller holds the pool's lock.
  */
 #ifndef NRM_POOLS_POOL_INTERNAL_H
@@ -213,7 +213,7 @@ bool nrm__pool_extend_locked(struct nrm__pool *pool, struct nrm__pool_block *blo
 void nrm__pool_check_locked(struct nrm__pool *pool);
 void nrm__pool_check_bins_locked(const struct nrm__pool_bins *bins, size_t nbytes);
 
-/* ---- stream order: pools/pool_order.c; the pool has an order ---- */
+/* ---- stream order: pools/pool_order.c, pool_pending.c; the pool has an order ---- */
 
 nrm_status nrm__pool_order_create(struct nrm__pool *pool);
 void nrm__pool_order_destroy(struct nrm__pool *pool);

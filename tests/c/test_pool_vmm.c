@@ -1,6 +1,7 @@
 /* A pool of device memory that maps its segments side by side: that they are one memory, how
    it grows and shrinks, and what is left of calls that fail. */
 #include <pthread.h>
+#include <string.h>
 
 #include "base/bits.h"
 #include "core/hooks.h"
@@ -358,8 +359,28 @@ TEST(a_large_pool_grows_by_larger_pieces)
     REQUIRE_OK(nrm_resource_allocate(pool, 1000, 0, NULL, &more));
     CHECK_EQ(n_pieces(), 65u);
     CHECK_EQ(reserved_nbytes(pool), (int64_t)(4 * NRM__GIB + 256 * NRM__MIB));
+    char *small = take(1000); /* blocks are as small there as elsewhere */
+    CHECK(small == (char *)more + 1024);
+    give(small);
     give(most);
     give(more);
+    stop();
+}
+
+TEST(a_device_with_less_than_a_piece_left_is_asked_for_what_is_missing)
+{
+    nrm_resource *source = NULL;
+    machine_nbytes = 32 * NRM__MIB;
+    start_machine();
+    machine_nbytes = 8 * NRM__GIB;
+    source = device_source();
+    REQUIRE_OK(nrm_pool_create(source, NULL, &pool));
+    nrm_resource_release(source);
+    char *ptr = take(3 * NRM__MIB);
+    CHECK_EQ(n_pieces(), 1u);
+    CHECK_EQ(reserved_nbytes(pool), (int64_t)(4 * NRM__MIB));
+    CHECK_EQ(simulator_count(NRM_CUDASIM_DEVICE_ALLOCATIONS), 0u);
+    give(ptr);
     stop();
 }
 
@@ -480,19 +501,24 @@ TEST_EACH(a_call_that_fails_leaves_nothing_behind, failing)
 {
     void *ptr = NULL;
     start(0);
+    bool is_first = strcmp(row->name, "cuMemAddressReserve") == 0;
+    char *base = is_first ? NULL : take(PIECE);
+    CHECK_OK(nrm_resource_deallocate(pool, base, 0, NULL));
     CHECK_EQ(sim.fail(row->name, row->nth, NRM_CUDA_ERROR_OPERATING_SYSTEM, 1), 0);
-    nrm_status status = nrm_resource_allocate(pool, 3 * PIECE, 0, NULL, &ptr);
+    nrm_status status = nrm_resource_allocate(pool, 4 * PIECE, 0, NULL, &ptr);
     nrm__pool_check(pool);
-    if (status == NRM_OK) { /* without addresses there is another way */
-        CHECK_STR_EQ(row->name, "cuMemAddressReserve");
+    if (is_first) { /* without addresses there is another way */
+        CHECK_OK(status);
+        CHECK_EQ(n_pieces(), 0u);
         give(ptr);
     }
     else {
         CHECK_EQ(status, NRM_CUDA_ERROR);
         CHECK_STR_EQ(nrm_last_error()->native_name, "CUDA_ERROR_OPERATING_SYSTEM");
         CHECK_EQ(reserved_nbytes(pool), (int64_t)(n_pieces() * PIECE));
+        CHECK((ptr = take(4 * PIECE)) == base); /* its hole is one again */
+        give(ptr);
     }
-    give(take(3 * PIECE));
     stop();
 }
 
