@@ -249,6 +249,28 @@ void nrm__pool_settle(struct nrm__pool *pool, uint64_t wait_ns);
 size_t nrm__pool_pending_locked(const struct nrm__pool *pool);
 void nrm__pool_check_order_locked(struct nrm__pool *pool);
 
+/* ---- memory: the lock is not held (pool_search.c) ---- */
+
+/* What the pool takes for a request: whole granules, and room for a block that grows. */
+size_t nrm__pool_block_nbytes(const struct nrm__pool *pool,
+                              const struct nrm__request *request);
+
+/* Free memory for a block, claimed; fails when all has been tried. */
+nrm_status nrm__pool_find_memory(struct nrm__pool *pool,
+                                 const struct nrm__request *request,
+                                 struct nrm__pool_block **out);
+
+/* Takes a claimed block back. */
+void nrm__pool_free_block(struct nrm__pool *pool, struct nrm__pool_block *block);
+
+/* Epochs of a tracked pool: see core/uses.h. */
+bool nrm__pool_close_epoch(struct nrm__pool *pool);
+void nrm__pool_close_full_epoch(struct nrm__pool *pool);
+bool nrm__pool_wait_for_epoch(struct nrm__pool *pool, uint64_t limit_ns);
+
+/* What a large array left behind and the GPU is done with. */
+void nrm__pool_reclaim_idle(struct nrm__pool *pool);
+
 /* ---- segments: the lock is not held ---- */
 
 /* Takes a segment of `nbytes` of the upstream. NRM_OUT_OF_MEMORY: the record has the

@@ -1,0 +1,382 @@
+/*
+ * How a pool finds the memory of a request, and takes a block back.
+ *
+ * What is free serves first. When nothing fits, a ladder of steps is climbed, each once:
+ * what the GPU is done with, what this thread keeps, a bounded wait, growth, what other
+ * threads keep, an exchange of segments, a last wait. No lock is held across any of them.
+ */
+#include "pools/pool_internal.h"
+
+#include "base/assert.h"
+#include "base/bits.h"
+#include "base/error.h"
+#include "core/uses.h"
+#include "os/memory.h"
+#include "os/system.h"
+
+#define WAIT_MIN_NBYTES NRM__MIB /* requests of fewer bytes never wait for the GPU */
+#define PARKED_BLOCKS 4          /* parked blocks of the size asked that are let be */
+#define GROW_TRIES 16            /* of a growth that others took the fruit of */
+#define SLACK_SHIFT 3            /* a block that moves to grow gets an eighth more */
+#define SLACK_MIN_NBYTES (4 * NRM__KIB)
+#define ZERO_SAMPLES 16 /* pages of such a block that are looked at when it is freed */
+#define ZERO_TOUCHED 3  /* so many of them were written to: the next one is filled */
+
+/* ---- memory ---- */
+
+/* What the pool takes for a request: whole granules, and room for a block that grows. */
+size_t
+nrm__pool_block_nbytes(const struct nrm__pool *pool, const struct nrm__request *request)
+{
+    size_t nbytes = request->nbytes;
+    if ((request->flags & NRM__REQUEST_GROWING) && nbytes >= SLACK_MIN_NBYTES &&
+        nbytes <= pool->maximum_nbytes / 2) {
+        nbytes += nbytes >> SLACK_SHIFT;
+    }
+    return nrm__cached_nbytes(nbytes, pool->granule, pool->shift);
+}
+
+static struct nrm__pool_block *
+try_take(struct nrm__pool *pool, size_t nbytes, size_t alignment, size_t *out_unclosed,
+         size_t *out_parked)
+{
+    nrm__lock_acquire(&pool->lock);
+    if (pool->tracked) {
+        nrm__pool_reclaim_locked(pool);
+    }
+    struct nrm__pool_block *block = nrm__pool_take_locked(pool, nbytes, alignment);
+    *out_unclosed = nrm__pool_unclosed_locked(pool);
+    *out_parked = pool->parked_nbytes;
+    nrm__lock_release(&pool->lock);
+    return block;
+}
+
+bool
+nrm__pool_close_epoch(struct nrm__pool *pool)
+{
+    bool closed = nrm__epoch_close();
+    if (closed) {
+        nrm__lock_acquire(&pool->lock);
+        pool->n_epochs++;
+        nrm__lock_release(&pool->lock);
+    }
+    return closed;
+}
+
+/* Waits for the GPU: once for the oldest epoch, as long again as the GPU has lately needed,
+   and each time that twice as much is parked as when a wait was in vain. So a program that
+   has just begun to run ahead is held back too, and an endless kernel costs a few waits in
+   all while the pool grows by powers of two. */
+bool
+nrm__pool_wait_for_epoch(struct nrm__pool *pool, uint64_t limit_ns)
+{
+    nrm__lock_acquire(&pool->lock);
+    size_t parked = pool->parked_nbytes;
+    bool insists = parked >= 2 * pool->parked_in_vain;
+    pool->n_waits++;
+    nrm__lock_release(&pool->lock);
+    bool more = nrm__epoch_wait(limit_ns, insists);
+    nrm__lock_acquire(&pool->lock);
+    if (more) {
+        pool->parked_in_vain = 0;
+    }
+    else if (insists) {
+        pool->parked_in_vain = parked;
+    }
+    nrm__lock_release(&pool->lock);
+    return more;
+}
+
+/* ---- giving back ---- */
+
+/* Looks whether a block of zeros that is freed was written to, by a few of its pages. */
+static void
+learn_from(struct nrm__pool *pool, const struct nrm__pool_block *block)
+{
+    size_t n_touched = 0;
+    size_t step = nrm__align_down(block->size / ZERO_SAMPLES, nrm__page_size());
+    for (size_t i = 0; i < ZERO_SAMPLES; i++) {
+        uintptr_t page = nrm__align_up(block->start, nrm__page_size()) + i * step;
+        n_touched += nrm__is_resident((void *)page);
+    }
+    atomic_store_explicit(&pool->fills_zeros, n_touched >= ZERO_TOUCHED,
+                          memory_order_relaxed);
+}
+
+/* Takes a claimed block back. */
+void
+nrm__pool_free_block(struct nrm__pool *pool, struct nrm__pool_block *block)
+{
+    NRM_ASSERT(nrm__pool_state_of(block) == NRM__POOL_CLAIMED);
+    if (atomic_load_explicit(&block->live.goes_long, memory_order_relaxed)) {
+        learn_from(pool, block);
+        atomic_store_explicit(&block->live.goes_long, false, memory_order_relaxed);
+    }
+    nrm__lock_acquire(&pool->lock);
+    bool is_large = block->live.segment->nbytes > pool->segment_nbytes;
+    pool->live_nbytes -= block->size;
+    if (pool->tracked) {
+        nrm__pool_park_locked(pool, block);
+    }
+    else {
+        nrm__pool_free_locked(pool, block, false);
+    }
+    bool is_idle = is_large && pool->free_nbytes > pool->idle_nbytes;
+    bool decays = nrm__pool_begins_decay_locked(pool);
+    nrm__lock_release(&pool->lock);
+    if (decays) {
+        nrm__background_watch(&pool->watched);
+    }
+    if (is_idle) {
+        nrm__pool_give_idle_back(pool);
+    }
+}
+
+/* Frees what this thread keeps, before the pool grows. */
+static bool
+take_from_thread(struct nrm__pool *pool)
+{
+    struct nrm__cell cell;
+    size_t n = 0;
+    while (pool->has_slabs && nrm__cache_give_up_block(&pool->base, &cell)) {
+        nrm__pool_free_block(pool, nrm__pool_block_of(cell.record));
+        n++;
+    }
+    if (n != 0) {
+        nrm__resource_unhold(&pool->base, n); /* who allocates holds it too */
+    }
+    return n != 0;
+}
+
+/* ---- the search for memory ---- */
+
+/* The search for the memory of one request, once nothing that is free fits. */
+struct search {
+    struct nrm__pool *pool;
+    const struct nrm__request *request;
+    size_t alignment;
+    size_t nbytes;           /* wanted: with room to grow, and for a shift */
+    size_t exact;            /* enough */
+    size_t unclosed, parked; /* when the pool was looked at last */
+    struct nrm__pool_block *found;
+    nrm_status status; /* of the last growth */
+    nrm_error said;    /* the upstream's words when that failed; empty: the limit's */
+};
+
+static bool
+look(struct search *search)
+{
+    search->found = try_take(search->pool, search->nbytes, search->alignment,
+                             &search->unclosed, &search->parked);
+    if (search->found == NULL && search->exact < search->nbytes) {
+        search->found = try_take(search->pool, search->exact, search->alignment,
+                                 &search->unclosed, &search->parked);
+    }
+    return search->found != NULL;
+}
+
+static bool
+promote(struct search *search)
+{
+    return search->parked != 0 && nrm__epoch_poll() && look(search);
+}
+
+static bool
+promote_unclosed(struct search *search)
+{
+    return search->unclosed != 0 && nrm__pool_close_epoch(search->pool) && look(search);
+}
+
+/* What this thread keeps comes first: that of others only when nothing else helps. */
+static bool
+take_own(struct search *search)
+{
+    return take_from_thread(search->pool) && look(search);
+}
+
+static bool
+may_wait(const struct search *search)
+{
+    return search->nbytes >= WAIT_MIN_NBYTES;
+}
+
+/* Waits before the pool grows beside much that is parked. */
+static bool
+hold_back(struct search *search)
+{
+    struct nrm__pool *pool = search->pool;
+    uint64_t last = nrm__epoch_stamp();
+    size_t limit = nrm__max(pool->parked_limit,
+                            PARKED_BLOCKS * nrm__min(search->nbytes, NRM__GIB));
+    while (search->parked > limit && may_wait(search) && !nrm__epoch_is_done(last) &&
+           nrm__pool_wait_for_epoch(pool, pool->wait_limit_ns)) {
+        if (look(search) || promote_unclosed(search)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static nrm_status
+grow_once(struct search *search)
+{
+    nrm_status status = nrm__pool_grow(search->pool, search->nbytes, search->alignment);
+    if (status == NRM_OUT_OF_MEMORY && search->exact < search->nbytes) {
+        search->nbytes = search->exact; /* without room for more, and for a shift */
+        status = nrm__pool_grow(search->pool, search->nbytes, search->alignment);
+    }
+    return status;
+}
+
+/* What it brings, others may take first, and then it tries again. */
+static bool
+grow(struct search *search)
+{
+    for (int i = 0; i < GROW_TRIES; i++) {
+        search->status = grow_once(search);
+        if (search->status != NRM_OK) {
+            search->said = *nrm_last_error();
+            return false;
+        }
+        if (look(search)) {
+            return true;
+        }
+    }
+    search->status = NRM_OUT_OF_MEMORY;
+    search->said = (nrm_error){.status = NRM_OUT_OF_MEMORY};
+    return false;
+}
+
+/* What threads keep, and chunks in which no cell is live, become free blocks. */
+static bool
+drain(struct search *search)
+{
+    struct nrm__pool *pool = search->pool;
+    size_t nbytes = 0;
+    nrm__cache_drain(&pool->base);
+    if (pool->has_slabs) {
+        nrm__slabs_trim(&pool->slabs, 0, &nbytes);
+    }
+    return look(search);
+}
+
+/* Memory of the wrong sizes goes back, for a segment of the right one. */
+static bool
+exchange(struct search *search)
+{
+    size_t nbytes = nrm__pool_give_segments_back(search->pool, 0, 0);
+    nbytes += nrm__retired_drain(0);
+    return nbytes != 0 && grow(search);
+}
+
+/* Whether memory may come when the GPU goes on: to the pool, or to an upstream that has
+   no more. */
+static bool
+is_awaited(const struct search *search)
+{
+    bool upstream_waits = search->pool->base.kind != NRM_KIND_HOST &&
+                          search->said.message[0] != '\0' && !nrm__retired_is_empty();
+    return search->parked != 0 || upstream_waits;
+}
+
+static bool
+wait_when_full(struct search *search)
+{
+    struct nrm__pool *pool = search->pool;
+    uint64_t last = nrm__epoch_stamp();
+    uint64_t wait_ns = pool->waits_when_full ? UINT64_MAX
+                       : may_wait(search)    ? pool->wait_limit_ns
+                                             : 0;
+    while (search->status == NRM_OUT_OF_MEMORY && is_awaited(search) && wait_ns != 0 &&
+           !nrm__epoch_is_done(last) && nrm__pool_wait_for_epoch(pool, wait_ns)) {
+        if (look(search) || promote_unclosed(search) || exchange(search)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/*
+ * Takes one step after the other, each once. It ends: `grow` has a bound, and the two that
+ * wait go on only when an epoch more is done than before, and until the one is that was
+ * open when they began. So they wait for no more epochs than were pending then, whatever
+ * others park meanwhile. A failure other than a lack of memory ends it at once.
+ */
+static nrm_status
+climb(struct search *search)
+{
+    static bool (*const steps[])(struct search *) = {
+        promote, promote_unclosed, take_own,       hold_back, grow,
+        drain,   exchange,         wait_when_full,
+    };
+    search->status = NRM_OUT_OF_MEMORY;
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
+        if (steps[i](search)) {
+            return NRM_OK;
+        }
+        if (search->status != NRM_OUT_OF_MEMORY) {
+            return nrm__error_native(search->status, search->said.native_code,
+                                     search->said.native_name, "%s",
+                                     search->said.message);
+        }
+    }
+    return nrm__pool_explain(search->pool, &search->said, search->request->nbytes);
+}
+
+static nrm_status
+find_ordered(struct nrm__pool *pool, const struct nrm__request *request,
+             struct nrm__pool_block **out)
+{
+    nrm_status status = nrm__pool_find_ordered(
+        pool, request, nrm__pool_block_nbytes(pool, request), out);
+    return status != NRM_OUT_OF_MEMORY
+               ? status
+               : nrm__pool_explain(pool, nrm_last_error(), request->nbytes);
+}
+
+/* Free memory for a block. */
+nrm_status
+nrm__pool_find_memory(struct nrm__pool *pool, const struct nrm__request *request,
+                      struct nrm__pool_block **out)
+{
+    if (pool->order != NULL) {
+        return find_ordered(pool, request, out);
+    }
+    struct search search;
+    search.pool = pool;
+    search.request = request;
+    search.alignment = nrm__max(request->alignment, pool->alignment);
+    search.nbytes = nrm__pool_block_nbytes(pool, request);
+    search.exact = nrm__align_up(request->nbytes, pool->granule);
+    if (!look(&search)) {
+        NRM_TRY(climb(&search));
+    }
+    *out = search.found;
+    return NRM_OK;
+}
+
+/* Keeps the epochs short: about epoch_nbytes of freed memory rotate and stay in the
+   cache, where otherwise an allocation would walk through all that is free. */
+void
+nrm__pool_close_full_epoch(struct nrm__pool *pool)
+{
+    nrm__lock_acquire(&pool->lock);
+    size_t unclosed = nrm__pool_unclosed_locked(pool);
+    nrm__lock_release(&pool->lock);
+    if (unclosed >= pool->epoch_nbytes) {
+        (void)nrm__pool_close_epoch(pool);
+    }
+}
+
+/* What a large array left behind and the GPU is done with. */
+void
+nrm__pool_reclaim_idle(struct nrm__pool *pool)
+{
+    nrm__lock_acquire(&pool->lock);
+    nrm__pool_reclaim_locked(pool);
+    bool is_idle = pool->free_nbytes > pool->idle_nbytes;
+    nrm__lock_release(&pool->lock);
+    if (is_idle) {
+        nrm__pool_give_idle_back(pool);
+    }
+}
