@@ -4,7 +4,7 @@
  * shared by all threads.
  *
  * A cache belongs to one thread. Its owner works on it between nrm__cache_enter and
- * nrm__cache_leave, which cost no fence: whoever else wants something of it (to drain it,
+ * nrm__cache_leave (core/short.h), which cost no fence: whoever else wants something of it (to drain it,
  * to look after a fork, to see that nobody reads a segment any more) makes the kernel
  * run a barrier in every thread of the process (membarrier), or, where the kernel has
  * none, owners pay for the fence. What the owner finds in the block map while it is inside
@@ -32,7 +32,7 @@ struct nrm__cell {
 };
 
 /* The counts of one thread at one resource, written by the thread alone: what it allocated
-   and gave back since it began, and the difference that it has published. */
+   and gave back since it began, and the difference that it has published (core/shard.c). */
 struct nrm__shard {
     nrm_resource *mr;
     struct nrm__link link; /* in the list of all shards */
@@ -67,10 +67,9 @@ struct nrm__magazines {
 struct nrm__slot {
     _Atomic(nrm_resource *) mr; /* NULL: free */
     nrm_resource *pool;
-    size_t limit;          /* requests of more bytes go the long way */
-    size_t granule, shift; /* see nrm__cached_nbytes */
-
-    const atomic_bool *forbidden;   /* while it is true, all do; or NULL */
+    size_t limit;                   /* requests of more bytes go the long way */
+    size_t granule, shift;          /* see nrm__cached_nbytes */
+    const atomic_bool *forbidden;   /* while it is true, all do */
     struct nrm__shard *front, *own; /* of mr and of the pool; may be the same */
     struct nrm__magazines *magazines;
 };
