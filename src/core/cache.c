@@ -565,7 +565,6 @@ static void
 fork_child(void)
 {
     struct nrm__cache *own = own_cache();
-    (void)nrm__process_barrier_prepare();
     for (struct nrm__link *link = caches.next; link != &caches; link = link->next) {
         if (cache_of(link) != own) {
             atomic_store(&cache_of(link)->inside, false);
@@ -585,7 +584,7 @@ static const struct nrm__fork_hook fork_hook = {
 __attribute__((constructor)) static void
 start(void)
 {
-    nrm__cache_fences = !nrm__process_barrier_prepare();
+    nrm__cache_fences = !nrm__process_barrier_is_known();
     nrm__thread_state_set_end(on_thread_end);
     nrm__fork_hook_add(&fork_hook);
 }

@@ -89,7 +89,7 @@ nrm__cache_slot_of(const struct nrm__ops *ops, unsigned number)
     return number % half + (ops->take_back != NULL ? half : 0);
 }
 
-/* True: owners fence, as the kernel has no membarrier. Set once, at the first cache. */
+/* True: owners fence, as the kernel has no membarrier. Set once, when the library is loaded. */
 extern bool nrm__cache_fences;
 
 /* True while one thread has a cache: what it claims inside, nobody else can claim. Others

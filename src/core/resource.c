@@ -100,57 +100,71 @@ nrm__resource_hold(nrm_resource *mr)
     atomic_fetch_add_explicit(&mr->refcount, HOLD, memory_order_relaxed);
 }
 
-/* A chain of adaptors and pools dies in a loop, not in a recursion. */
-static void
-drop(nrm_resource *mr, uint64_t n)
+/* The last reference is gone. Returns what it drew on, whose reference is the caller's. */
+static nrm_resource *
+end(nrm_resource *mr)
 {
-    while (mr != NULL) {
-        uint64_t before =
-            atomic_fetch_sub_explicit(&mr->refcount, n, memory_order_acq_rel);
-        NRM_ASSERT(before >= n);
-        if (before != n) {
-            return;
-        }
-        nrm__lock_acquire(&resources_lock);
-        nrm__list_remove(&mr->all);
-        nrm__lock_release(&resources_lock);
-        if (atomic_load(&mr->is_cached)) {
-            nrm__cache_forget(mr);
-        }
-        if (mr->ops->finish != NULL) {
-            mr->ops->finish(mr);
-        }
-        nrm_resource *upstream = mr->upstream;
-        nrm__node_deallocate(mr, mr->struct_nbytes);
-        mr = upstream;
-        n = 1;
+    nrm__lock_acquire(&resources_lock);
+    nrm__list_remove(&mr->all);
+    nrm__lock_release(&resources_lock);
+    if (atomic_load(&mr->is_cached)) {
+        nrm__cache_forget(mr);
+    }
+    if (mr->ops->finish != NULL) {
+        mr->ops->finish(mr);
+    }
+    nrm_resource *upstream = mr->upstream;
+    nrm__node_deallocate(mr, mr->struct_nbytes);
+    return upstream;
+}
+
+/* True when these were the last. */
+static bool
+drop_holds(nrm_resource *mr, size_t n)
+{
+    uint64_t before =
+        atomic_fetch_sub_explicit(&mr->refcount, n * HOLD, memory_order_acq_rel);
+    NRM_ASSERT(before >= n * HOLD);
+    return before == n * HOLD;
+}
+
+/* The last user of a pool that threads keep something of lets go of that too, under a hold
+   of its own meanwhile. One exchange decides who is the last: two that go at the same
+   moment must not both leave it to the other. True when nothing is left. */
+static bool
+drop_user(nrm_resource *mr)
+{
+    uint64_t count = atomic_load_explicit(&mr->refcount, memory_order_relaxed);
+    bool closes;
+    do {
+        NRM_ASSERT((uint32_t)count != 0);
+        closes = (uint32_t)count == 1 && count != 1 && atomic_load(&mr->is_cached) &&
+                 !atomic_load(&mr->is_closed);
+    } while (!atomic_compare_exchange_weak_explicit(
+        &mr->refcount, &count, closes ? count + HOLD - 1 : count - 1,
+        memory_order_acq_rel, memory_order_relaxed));
+    if (closes) {
+        nrm__cache_close(mr);
+        return drop_holds(mr, 1);
+    }
+    return count == 1;
+}
+
+/* A chain of adaptors and pools dies in a loop, not in a recursion. */
+void
+nrm_resource_release(nrm_resource *mr)
+{
+    while (mr != NULL && drop_user(mr)) {
+        mr = end(mr);
     }
 }
 
 void
 nrm__resource_unhold(nrm_resource *mr, size_t n)
 {
-    drop(mr, n * HOLD);
-}
-
-void
-nrm_resource_release(nrm_resource *mr)
-{
-    if (mr == NULL) {
-        return;
+    if (drop_holds(mr, n)) {
+        nrm_resource_release(end(mr));
     }
-    uint64_t count = atomic_load_explicit(&mr->refcount, memory_order_relaxed);
-    bool is_last_user = (uint32_t)count == 1 && count != 1;
-    if (!is_last_user || !atomic_load(&mr->is_cached) || atomic_load(&mr->is_closed)) {
-        drop(mr, 1);
-        return;
-    }
-    /* What threads keep must not keep the pool: a hold of our own meanwhile. */
-    count = atomic_fetch_add_explicit(&mr->refcount, HOLD - 1, memory_order_acq_rel);
-    if ((uint32_t)count == 1) {
-        nrm__cache_close(mr);
-    }
-    drop(mr, HOLD);
 }
 
 void

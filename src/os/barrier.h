@@ -7,9 +7,9 @@
 
 #include <stdbool.h>
 
-/* Once, before any barrier, and again in a forked child. False: the kernel has none, or
-   must not be asked (under ThreadSanitizer, which does not know it). */
-bool nrm__process_barrier_prepare(void);
+/* False: the kernel has none, or must not be asked (under ThreadSanitizer, which does not
+   know it). */
+bool nrm__process_barrier_is_known(void);
 
 /* When it returns, each thread has passed a full barrier since the call. */
 void nrm__process_barrier(void);

@@ -10,6 +10,7 @@
 #include "pools/pool.h"
 #include "simulator.h"
 #include "workers.h"
+#include "os/system.h"
 
 #define N_WORKERS 8
 
@@ -836,6 +837,30 @@ TEST(ordinary_memory_that_a_device_reads_is_not_kept)
     release_route(&routed);
     CHECK_EQ(cuda.cuMemFree(device), NRM_CUDA_SUCCESS);
     simulator_check_faults();
+}
+
+/* The upper pool is the last user of the lower one, of which this thread kept cells. */
+TEST(a_pool_under_a_pool_dies_with_it_though_a_thread_kept_cells_of_it)
+{
+    nrm_resource *source = host_source();
+    nrm_resource_retain(source); /* pool_over takes one */
+    nrm_resource *lower = pool_over(source, 0);
+    nrm_resource_retain(lower);
+    nrm_resource *upper = pool_over(lower, 0);
+    CHECK_OK(nrm_resource_deallocate(lower, allocate(lower, 100), 0, NULL));
+    void *ptr = allocate(upper, 100);
+    nrm_resource_release(lower);
+    nrm_resource_release(upper);
+    nrm_block_info info;
+    REQUIRE_OK(nrm_block_find(ptr, &info));
+    CHECK_OK(nrm_resource_deallocate(info.resource, ptr, 0, NULL));
+    nrm_resource_release(info.resource);
+    (void)nrm__retired_drain(0);
+    for (int i = 0; i < 1000 && live_nbytes(source) != 0; i++) {
+        nrm__sleep_ns(1000000); /* the background thread may be looking at it */
+    }
+    CHECK_EQ(live_nbytes(source), 0);
+    nrm_resource_release(source);
 }
 
 CHECK_MAIN
