@@ -326,7 +326,7 @@ def test_threads_share_a_limit() -> None:
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:
         thread.start()
-    for _ in range(500):
+    for _ in range(20):  # each collects garbage first, which takes long here
         with pytest.raises(numpy_rmm.OutOfMemoryError):
             adaptor.allocate(64 * 256 + 1)
     for thread in threads:

@@ -17,15 +17,18 @@ MIB = 1 << 20
 BLOCK = 4 * KIB
 
 
-class Owned:
-    """A stream that lives as long as this, as another library has it."""
+class Theirs:
+    """A stream of another library, which may destroy it at any time."""
 
     def __init__(self, cuda: SimulatedCuda) -> None:
-        self.cuda = cuda
+        self.driver = cuda.driver
         self.handle: int = cuda.driver.create_stream()
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return 0, self.handle
+
+    def close(self) -> None:
+        self.driver.check(self.driver.cuStreamDestroy(ctypes.c_void_p(self.handle)))
 
 
 class Program:
@@ -37,7 +40,7 @@ class Program:
         self.seen: int = cuda.driver.allocate(BLOCK)
 
     def stream(self) -> Stream:
-        return Stream(Owned(self.cuda))
+        return Stream(flags=1)
 
     def fill(self, ptr: int, value: int, stream: Stream) -> None:
         driver = self.cuda.driver
@@ -170,6 +173,24 @@ def test_a_handle_that_was_given_to_another_stream(
     program.fill(ptr, 9, again)
     assert program.was_right(aside)
     pool.deallocate(ptr, BLOCK, again)
+
+
+def test_a_stream_that_is_destroyed_below_its_object(program: Program) -> None:
+    """A driver crashes on a handle that is none any more; the simulator names it."""
+    pool, theirs = pool_of(), Theirs(program.cuda)
+    stream = Stream(theirs)
+    ptr = pool.allocate(BLOCK, stream)
+    program.fill(ptr, 7, stream)
+    pool.deallocate(ptr, BLOCK, stream)
+    theirs.close()
+    assert pool.statistics().current_count == 0
+    again = pool.allocate(BLOCK)
+    pool.deallocate(again, BLOCK)
+    pool.trim()
+    del stream
+    gc.collect()
+    del pool
+    assert program.cuda.faults() == []
 
 
 def test_a_full_pool_says_what_the_gpu_still_has(program: Program) -> None:

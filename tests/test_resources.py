@@ -87,7 +87,7 @@ MAKERS: dict[str, Callable[[], mr.MemoryResource]] = {
         mr.ManagedMemoryResource(), "256 MiB"
     ),
     "ArenaMemoryResource device": lambda: mr.ArenaMemoryResource(
-        mr.CudaMemoryResource()
+        mr.CudaMemoryResource(), "1 GiB"
     ),
 }
 NEEDS_CUDA = {

@@ -236,8 +236,9 @@ def test_a_loop_of_temporaries_is_right_and_needs_little_memory(
     temporaries(ring, stream, maker(pool))
     assert ring.wrong_turns() == []
     ring.close()
-    # At most the parked limit of 16 MiB is parked, and segments double up to 64 MiB.
-    assert pool.statistics().reserved_bytes <= 64 * MIB
+    # At most the parked limit of 16 MiB is parked where the device keeps up; a wait is
+    # bounded in time, so a slow one may double that a few times.
+    assert pool.statistics().reserved_bytes <= 4000 * TURN // 16
 
 
 @pytest.mark.parametrize("kind", KINDS)

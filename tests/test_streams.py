@@ -5,7 +5,10 @@ from __future__ import annotations
 import gc
 import pickle
 import threading
+import time
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -17,7 +20,7 @@ from numpy_rmm import (
     Stream,
     mr,
 )
-from numpy_rmm.testing import Driver
+from numpy_rmm.testing import Driver, SimulatedCuda
 
 
 class Theirs:
@@ -66,7 +69,7 @@ def test_a_stream_keeps_what_it_was_made_from() -> None:
 @pytest.mark.parametrize(
     ("wrong", "error", "match"),
     [
-        (None, TypeError, "obj must be a handle"),
+        ([], TypeError, "obj must be a handle"),
         ("0", TypeError, "obj must be a handle"),
         (1.5, TypeError, "obj must be a handle"),
         (-1, ValueError, "negative"),
@@ -85,8 +88,85 @@ def test_a_protocol_that_is_broken() -> None:
     theirs.pair = (0,)  # type: ignore[assignment]
     with pytest.raises(TypeError, match=r"must return \(version, handle\)"):
         Stream(theirs)
-    with pytest.raises(TypeError, match="needs the argument 'obj'"):
-        Stream()  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_blocking"), [(None, True), (0, True), (1, False)]
+)
+def test_a_new_stream(cuda: Driver, flags: int | None, is_blocking: bool) -> None:
+    cuda.activate()
+    stream = Stream(flags=flags)
+    assert stream.handle > PER_THREAD_DEFAULT_STREAM.handle
+    assert stream == Stream(stream) != Stream(None, flags)
+    event, target = cuda.create_event(), cuda.allocate(4)
+    with cuda.held(stream):
+        cuda.check(cuda.cuMemsetD8Async(target, 1, 4, LEGACY_DEFAULT_STREAM.handle))
+        cuda.check(cuda.cuEventRecord(event, LEGACY_DEFAULT_STREAM.handle))
+        time.sleep(0.1)
+        assert cuda.is_done(event) is not is_blocking
+    cuda.check(cuda.cuCtxSynchronize())
+    cuda.check(cuda.cuEventDestroy(event))
+    cuda.check(cuda.cuMemFree(target))
+
+
+def test_a_stream_ends_with_its_last_use(simulator: SimulatedCuda) -> None:
+    simulator.driver.activate()
+    pool = mr.PoolMemoryResource(mr.CudaMemoryResource())
+    stream = Stream()
+    simulator.clear_log()
+    ptr = pool.allocate(1000, stream)
+    again = Stream(stream)
+    stream.close()
+    stream.close()
+    assert again.handle == again.__cuda_stream__()[1] > 2
+    pool.deallocate(ptr, 1000, again)
+    again.close()
+    assert sum("cuStreamDestroy" in line for line in simulator.log()) == 1
+    assert simulator.faults() == []
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda stream: stream.handle,
+        lambda stream: stream.synchronize(),
+        lambda stream: stream.__cuda_stream__(),
+        lambda stream: Stream(stream),
+        lambda stream: mr.CudaMemoryResource().allocate(8, stream),
+    ],
+    ids=["handle", "synchronize", "__cuda_stream__", "Stream", "allocate"],
+)
+def test_a_closed_stream_is_named(
+    cuda: Driver, use: Callable[[Stream], object]
+) -> None:
+    cuda.activate()
+    stream = Stream()
+    name = repr(stream)
+    stream.close()
+    with pytest.raises(numpy_rmm.CudaError, match=name[1:-1]) as caught:
+        use(stream)
+    assert caught.value.name == "CUDA_ERROR_INVALID_HANDLE"
+    assert repr(stream) == f"{name[:-1]}, closed>"
+    assert stream == stream
+    assert len({stream, stream}) == 1
+
+
+def test_what_a_stream_is_not_made_of(cuda: Driver) -> None:
+    cuda.activate()
+    with pytest.raises(ValueError, match=r"flags must be .* not 2"):
+        Stream(flags=2)
+    with pytest.raises(TypeError, match="flags are of a new stream"):
+        Stream(DEFAULT_STREAM, 1)
+    for constant in (DEFAULT_STREAM, LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM):
+        with pytest.raises(ValueError, match="cannot be closed"):
+            constant.close()
+
+
+def test_a_new_stream_needs_cuda(run_python: Callable[..., Any]) -> None:
+    result = run_python(
+        "import numpy_rmm; numpy_rmm.Stream()", NUMPY_RMM_CUDA_LIBRARY="/none"
+    )
+    assert "CudaUnavailableError" in result.stderr
 
 
 def test_a_stream_is_not_pickled() -> None:

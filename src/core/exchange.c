@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "core/hooks.h"
+#include "core/order.h"
 #include "core/registry.h"
 #include "core/uses.h"
 #include "cuda/device.h"
@@ -22,6 +23,7 @@ nrm__driver_exchange(const char *path)
     }
     nrm__cuda_note_devices();
     nrm__epoch_forget_contexts();
+    nrm__order_forget_contexts();
     (void)nrm__retired_release_done();
     nrm__warnings_rearm();
     return NRM_OK;

@@ -78,6 +78,9 @@ bool nrm__order_merge(struct nrm__order_tag a, struct nrm__order_tag b,
    so a reference to a stream that blocks were freed on is dropped with no lock held. */
 void nrm__order_retire(nrm_stream *stream);
 
+/* Every context is over, and so is all work: every tag given so far is done. */
+void nrm__order_forget_contexts(void);
+
 struct nrm__order_counts {
     uint64_t slots;   /* made so far */
     uint64_t in_use;  /* by a stream that lives */

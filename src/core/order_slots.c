@@ -244,6 +244,20 @@ nrm__order_records_query(struct nrm__order *order)
     }
 }
 
+void
+nrm__order_forget_contexts(void)
+{
+    nrm__lock_acquire(&lock);
+    uint64_t n = n_slots;
+    nrm__lock_release(&lock);
+    for (uint64_t i = 0; i < n; i++) {
+        struct nrm__order *order = nrm__order_at(NRM__ORDER_FIRST_SLOT + (uint32_t)i);
+        uint64_t number = atomic_fetch_add(&order->count, 1);
+        nrm__order_raise(&order->done, number);
+        records_drop(order, number);
+    }
+}
+
 /* ---- the stream of a slot ---- */
 
 bool

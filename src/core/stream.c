@@ -26,16 +26,53 @@ nrm_stream_legacy(void)
     return &legacy_stream;
 }
 
+/* NULL: no memory. */
+static nrm_stream *
+make(uintptr_t handle)
+{
+    nrm_stream *stream = nrm__node_allocate(sizeof *stream);
+    if (stream == NULL) {
+        (void)nrm__error(NRM_OUT_OF_MEMORY, "no memory for a stream");
+        return NULL;
+    }
+    *stream = (nrm_stream){.handle = handle};
+    atomic_init(&stream->refcount, 1);
+    return stream;
+}
+
+nrm_status
+nrm_stream_create(int device, unsigned int flags, nrm_stream **out)
+{
+    if (flags > NRM_STREAM_NON_BLOCKING) {
+        return nrm__error(NRM_INVALID_VALUE,
+                          "flags of a stream must be 0 (blocking) or 1 (non-blocking), "
+                          "not 0x%x",
+                          flags);
+    }
+    nrm_stream *stream = make(0);
+    if (stream == NULL) {
+        return NRM_OUT_OF_MEMORY;
+    }
+    void *token = nrm__detach();
+    nrm_status status = nrm__cuda_stream_create(device, flags, &stream->created);
+    nrm__attach(token);
+    if (status != NRM_OK) {
+        nrm__node_deallocate(stream, sizeof *stream);
+        return status;
+    }
+    stream->handle = (uintptr_t)stream->created.handle;
+    *out = stream;
+    return NRM_OK;
+}
+
 nrm_status
 nrm_stream_wrap(uintptr_t handle, void *keepalive, void (*drop)(void *keepalive),
                 nrm_stream **out)
 {
-    nrm_stream *stream = nrm__node_allocate(sizeof *stream);
+    nrm_stream *stream = make(handle);
     if (stream == NULL) {
-        return nrm__error(NRM_OUT_OF_MEMORY, "no memory for a stream");
+        return NRM_OUT_OF_MEMORY;
     }
-    atomic_init(&stream->refcount, 1);
-    stream->handle = handle;
     stream->thread = handle == NRM_STREAM_HANDLE_PER_THREAD ? nrm__thread_state()->id
                                                             : 0;
     stream->keepalive = keepalive;
@@ -113,6 +150,16 @@ nrm_stream_retain(nrm_stream *stream)
     }
 }
 
+static void
+destroy(const nrm_stream *stream)
+{
+    if (stream->created.handle != NULL && !nrm__is_exiting()) {
+        void *token = nrm__detach();
+        nrm__cuda_stream_destroy(&stream->created);
+        nrm__attach(token);
+    }
+}
+
 void
 nrm_stream_release(nrm_stream *stream)
 {
@@ -124,6 +171,7 @@ nrm_stream_release(nrm_stream *stream)
         return;
     }
     nrm__order_retire(stream);
+    destroy(stream);
     if (stream->drop != NULL) {
         stream->drop(stream->keepalive);
     }

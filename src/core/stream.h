@@ -5,6 +5,7 @@
 #include <stdatomic.h>
 #include <stddef.h>
 
+#include "cuda/stream.h"
 #include "nrm/stream.h"
 
 struct nrm__order;
@@ -12,8 +13,9 @@ struct nrm__order;
 struct nrm_stream {
     atomic_size_t refcount; /* 0: immortal, or about to die */
     uintptr_t handle;
-    uint64_t thread; /* of a per-thread default stream; 0: any */
-    void *keepalive; /* owned */
+    uint64_t thread;                 /* of a per-thread default stream; 0: any */
+    struct nrm__cuda_stream created; /* by us; handle NULL: by others */
+    void *keepalive;                 /* owned */
     void (*drop)(void *keepalive);
     _Atomic(struct nrm__order *) orders; /* one a device; see core/order.c */
 };
@@ -25,11 +27,12 @@ nrm__stream_is_special(const nrm_stream *stream)
     return stream->handle <= NRM_STREAM_HANDLE_PER_THREAD;
 }
 
-/* False for a handle that its owner may destroy at any time. */
+/* False for a stream of others: they may destroy it at any time, also below an object that
+   we keep alive, and the driver crashes on a handle that is none any more. */
 static inline bool
 nrm__stream_stays(const nrm_stream *stream)
 {
-    return stream->keepalive != NULL || nrm__stream_is_special(stream);
+    return stream->created.handle != NULL || nrm__stream_is_special(stream);
 }
 
 /* nrm_stream_is_usable_here, without a call for most streams. */

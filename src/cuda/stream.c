@@ -96,6 +96,35 @@ is_capturing(const struct place *place, uintptr_t handle)
            (code == NRM_CUDA_SUCCESS && status != NRM_CU_STREAM_CAPTURE_STATUS_NONE);
 }
 
+/* ---- making and ending ---- */
+
+nrm_status
+nrm__cuda_stream_create(int device, unsigned int flags, struct nrm__cuda_stream *out)
+{
+    struct nrm__cuda_scope scope;
+    NRM_TRY(nrm__cuda_enter(device, &scope));
+    nrm_CUresult code = scope.driver->cuStreamCreate(&out->handle, flags);
+    out->device = scope.device;
+    out->generation = scope.generation;
+    nrm__cuda_leave(&scope);
+    return code == NRM_CUDA_SUCCESS
+               ? NRM_OK
+               : nrm__cuda_error(code, "cuStreamCreate on device %d", out->device);
+}
+
+void
+nrm__cuda_stream_destroy(const struct nrm__cuda_stream *stream)
+{
+    struct nrm__cuda_scope scope;
+    if (nrm__cuda_enter_existing(stream->device, &scope) != NRM_OK) {
+        return;
+    }
+    if (scope.generation == stream->generation) {
+        (void)scope.driver->cuStreamDestroy(stream->handle); /* an error of old work */
+    }
+    nrm__cuda_leave(&scope);
+}
+
 /* ---- recording ---- */
 
 /* What an error means for a record; with a context that is over its work is, too. */

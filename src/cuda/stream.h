@@ -15,6 +15,21 @@
 
 #include "cuda/event.h"
 
+/* A stream that we made. */
+struct nrm__cuda_stream {
+    nrm_CUstream handle;
+    int device;
+    uint64_t generation; /* of the device: a reset ends the stream */
+};
+
+/* A stream of the primary context of `device` (-1: as nrm__cuda_enter chooses), which is
+   made if it is not there. `flags` are those of nrm/stream.h. */
+nrm_status nrm__cuda_stream_create(int device, unsigned int flags,
+                                   struct nrm__cuda_stream *out);
+
+/* Does not wait for the work of the stream. Nothing is to be done when its context is over. */
+void nrm__cuda_stream_destroy(const struct nrm__cuda_stream *stream);
+
 /* Records everything submitted to the stream so far; an event without a handle: it is done.
    NRM_NOT_FOUND (not recorded as an error): the stream is being captured.
    NRM_NOT_SUPPORTED (neither): it cannot be, for instance in a context that is not primary.

@@ -40,6 +40,8 @@ sim_stream_find(const struct sim_call *call, nrm_CUstream stream,
         return NRM_CUDA_SUCCESS;
     }
     if (!sim_handle_is_live(&sim_streams, stream)) {
+        sim_fault("%s of 0x%zx, which is no stream (any more): a driver may crash",
+                  sim_call_name(call->id), (size_t)stream);
         return NRM_CUDA_ERROR_INVALID_HANDLE;
     }
     *out = stream->queue;

@@ -1,5 +1,5 @@
 /*
- * Stream: a handle, and what keeps the stream behind it alive.
+ * Stream: a stream of our own, or a handle and what keeps the stream behind it alive.
  *
  * A handle means nothing once its stream is destroyed: the driver gives it to the next
  * one. So a Stream made from another library's object holds that object. The handle of
@@ -8,6 +8,7 @@
  */
 #include "python/stream.h"
 
+#include "cuda/error.h"
 #include "python/args.h"
 #include "python/errors.h"
 #include "python/interpreter.h"
@@ -16,9 +17,29 @@
 struct stream_object {
     PyObject ob_base;   /* as PyObject_HEAD */
     nrm_stream *stream; /* owned; NULL: the per-thread default one of whoever uses it */
+    uintptr_t handle;   /* for its name, also when it is closed */
+    bool is_closed;
 };
 
-#define STREAM_TEXT "obj"
+#define STREAM_TEXT "obj=None, flags=None"
+
+static uintptr_t
+handle_of(PyObject *object)
+{
+    return ((struct stream_object *)object)->handle;
+}
+
+static int
+check_open(struct module_state *state, PyObject *object)
+{
+    if (!((struct stream_object *)object)->is_closed) {
+        return 0;
+    }
+    (void)errors_raise(state, nrm__cuda_error(NRM_CUDA_ERROR_INVALID_HANDLE,
+                                              "Stream %p, which is closed",
+                                              (void *)handle_of(object)));
+    return -1;
+}
 
 /* ---- from other objects ---- */
 
@@ -85,6 +106,9 @@ stream_of_object(struct module_state *state, PyObject *object, const char *allow
     uintptr_t handle;
     if (PyObject_TypeCheck(object, state->stream_type)) {
         nrm_stream *stream = ((struct stream_object *)object)->stream;
+        if (check_open(state, object) < 0) {
+            return NULL;
+        }
         if (stream == NULL) {
             return stream_of_handle(state, NRM_STREAM_HANDLE_PER_THREAD, NULL);
         }
@@ -124,6 +148,8 @@ make(PyTypeObject *type, nrm_stream *stream)
         return NULL;
     }
     self->stream = stream;
+    self->handle = stream != NULL ? nrm_stream_handle(stream)
+                                  : NRM_STREAM_HANDLE_PER_THREAD;
     return (PyObject *)self;
 }
 
@@ -140,27 +166,52 @@ stream_wrap(struct module_state *state, nrm_stream *stream)
     return make(state->stream_type, stream);
 }
 
+/* A stream of our own. */
+static nrm_stream *
+create(struct module_state *state, PyObject *flags)
+{
+    long value = NRM_STREAM_BLOCKING;
+    nrm_stream *stream = NULL;
+    if (!arg_is_none(flags) && arg_integer(flags, "flags", NRM_STREAM_BLOCKING,
+                                           NRM_STREAM_NON_BLOCKING, &value) < 0) {
+        return NULL;
+    }
+    nrm_status status = nrm_stream_create(-1, (unsigned int)value, &stream);
+    return status == NRM_OK ? stream : (nrm_stream *)errors_raise(state, status);
+}
+
+static nrm_stream *
+stream_from(struct module_state *state, PyObject *object)
+{
+    uintptr_t handle;
+    if (!PyIndex_Check(object)) {
+        return stream_of_object(state, object,
+                                "obj must be a handle (int), a Stream or an object "
+                                "with __cuda_stream__");
+    }
+    return arg_address(object, "obj", &handle) < 0
+               ? NULL
+               : stream_of_handle(state, handle, NULL);
+}
+
 static PyObject *
 stream_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
     static struct signature signature = SIGNATURE("Stream", STREAM_TEXT);
-    PyObject *values[1];
-    uintptr_t handle;
-    nrm_stream *stream = NULL;
+    PyObject *values[2];
     struct module_state *state = type_state(type);
     if (state == NULL || errors_begin_call() < 0 ||
         signature_bind_tuple(&signature, args, keywords, values) < 0) {
         return NULL;
     }
-    if (!PyIndex_Check(values[0])) {
-        stream =
-            stream_of_object(state, values[0],
-                             "obj must be a handle (int), a Stream or an object with "
-                             "__cuda_stream__");
+    bool is_new = arg_is_none(values[0]);
+    if (!is_new && !arg_is_none(values[1])) {
+        PyErr_SetString(PyExc_TypeError,
+                        "flags are of a new stream: obj must be None with them");
+        return NULL;
     }
-    else if (arg_address(values[0], "obj", &handle) == 0) {
-        stream = stream_of_handle(state, handle, NULL);
-    }
+    nrm_stream *stream = is_new ? create(state, values[1])
+                                : stream_from(state, values[0]);
     return stream == NULL ? NULL : make(type, stream);
 }
 
@@ -173,17 +224,34 @@ stream_dealloc(PyObject *object)
     Py_DECREF(type);
 }
 
-static uintptr_t
-handle_of(PyObject *object)
-{
-    nrm_stream *stream = ((struct stream_object *)object)->stream;
-    return stream != NULL ? nrm_stream_handle(stream) : NRM_STREAM_HANDLE_PER_THREAD;
-}
-
+/* NULL with CudaError set: closed. */
 static PyObject *
 handle_get(PyObject *object, void *Py_UNUSED(closure))
 {
+    struct module_state *state = type_state(Py_TYPE(object));
+    if (state == NULL || check_open(state, object) < 0) {
+        return NULL;
+    }
     return PyLong_FromVoidPtr((void *)handle_of(object));
+}
+
+static PyObject *
+close_stream(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    struct stream_object *self = (struct stream_object *)object;
+    struct module_state *state = type_state(Py_TYPE(object));
+    if (state == NULL || errors_begin_call() < 0) {
+        return NULL;
+    }
+    if (handle_of(object) <= NRM_STREAM_HANDLE_PER_THREAD) {
+        PyErr_Format(PyExc_ValueError, "%R cannot be closed: it always is", object);
+        return NULL;
+    }
+    nrm_stream *stream = self->stream;
+    self->stream = NULL;
+    self->is_closed = true;
+    nrm_stream_release(stream);
+    Py_RETURN_NONE;
 }
 
 static PyObject *
@@ -226,7 +294,10 @@ stream_repr(PyObject *object)
     if (handle <= NRM_STREAM_HANDLE_PER_THREAD) {
         return PyUnicode_FromFormat("<Stream %s>", constants[handle]);
     }
-    return PyUnicode_FromFormat("<Stream %p>", (void *)handle);
+    return PyUnicode_FromFormat(((struct stream_object *)object)->is_closed
+                                    ? "<Stream %p, closed>"
+                                    : "<Stream %p>",
+                                (void *)handle);
 }
 
 static PyObject *
@@ -255,6 +326,15 @@ stream_reduce(PyObject *Py_UNUSED(object), PyObject *Py_UNUSED(unused))
 }
 
 static PyMethodDef stream_methods[] = {
+    {"close", close_stream, METH_NOARGS,
+     PyDoc_STR(
+         "close($self)\n--\n\n"
+         "Let the stream go; without effect on one that is closed.\n\n"
+         "A stream made by ``Stream()`` is destroyed when nothing else holds it\n"
+         "(memory that was allocated on it does); its work need not be done, and\n"
+         "is not waited for.\n\n"
+         "Raises\n------\n"
+         "ValueError\n    For the three constants, which always are.\n")},
     {"synchronize", synchronize, METH_NOARGS,
      PyDoc_STR("synchronize($self)\n--\n\n"
                "Wait until all work submitted to the stream is done.\n\n"
@@ -278,14 +358,21 @@ static PyType_Slot stream_slots[] = {
     {Py_tp_doc,
      (void *)PyDoc_STR(
          "Stream(" STREAM_TEXT ")\n--\n\n"
-         "A CUDA stream that exists already: the order in which memory is "
-         "used.\n\n"
+         "A CUDA stream: the order in which memory is used.\n\n"
          "Parameters\n----------\n"
-         "obj : int, Stream or object with ``__cuda_stream__``\n"
+         "obj : int, Stream or object with ``__cuda_stream__``, optional\n"
          "    A handle, whose stream the caller keeps alive; or an object of\n"
-         "    another library, which the Stream keeps alive.\n\n"
+         "    another library, which the Stream keeps alive. None: a new stream, on\n"
+         "    the device of the current context, else that of the option ``device``.\n"
+         "    Only on a stream of its own does memory come and go without a call of\n"
+         "    the driver: others may be destroyed at any time.\n"
+         "flags : int, optional\n"
+         "    Of a new stream: 0 (None), ordered with the legacy default stream, or\n"
+         "    1, not.\n\n"
          "Raises\n------\n"
-         "TypeError\n    For anything else, also None.\n\n"
+         "TypeError\n    For anything else, and flags of a stream that is there.\n"
+         "ValueError\n    For other flags.\n"
+         "CudaError\n    When the driver failed, and for a Stream that is closed.\n\n"
          "Examples\n--------\n"
          ">>> import numpy_rmm\n"
          ">>> numpy_rmm.Stream(0) == numpy_rmm.DEFAULT_STREAM\n"

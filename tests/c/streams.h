@@ -24,19 +24,12 @@ new_handle(void)
     return handle;
 }
 
-static inline void
-destroy(void *keepalive)
-{
-    CHECK_EQ(cuda.cuStreamDestroy(keepalive), NRM_CUDA_SUCCESS);
-}
-
-/* A stream object that owns its stream. */
+/* A stream object that owns its stream, on the current device. */
 static inline nrm_stream *
 new_stream(void)
 {
-    nrm_CUstream handle = new_handle();
     nrm_stream *stream = NULL;
-    CHECK_OK(nrm_stream_wrap((uintptr_t)handle, handle, destroy, &stream));
+    CHECK_OK(nrm_stream_create(-1, NRM_STREAM_NON_BLOCKING, &stream));
     return stream;
 }
 

@@ -772,14 +772,8 @@ TEST_EACH(an_event_is_made_on_the_device_of_the_stream, wheres)
     config.devices = 2;
     start(&config);
     make_current(where->stream);
-    nrm_CUstream handle = new_handle();
-    nrm_stream *a = NULL;
-    if (where->is_bare) {
-        a = bare_stream(handle);
-    }
-    else {
-        CHECK_OK(nrm_stream_wrap((uintptr_t)handle, handle, destroy, &a));
-    }
+    nrm_stream *a = where->is_bare ? bare_stream(new_handle()) : new_stream();
+    nrm_CUstream handle = handle_of(a);
     make_current(0);
     nrm_stream *b = new_stream();
     make_current(where->current);
@@ -958,10 +952,7 @@ TEST(after_a_reset_old_tags_are_done_and_old_handles_are_not_named)
     struct nrm__order_counts before, counts;
     start(NULL);
     nrm__order_counts(&before);
-    nrm_CUstream handle = new_handle();
-    nrm_stream *a = NULL, *legacy = nrm_stream_legacy();
-    static int kept;
-    CHECK_OK(nrm_stream_wrap((uintptr_t)handle, &kept, NULL, &a));
+    nrm_stream *a = new_stream(), *legacy = nrm_stream_legacy();
     hold(a);
     read_on(a, 0);
     free_on(a, 0);

@@ -20,9 +20,22 @@ typedef struct nrm_stream nrm_stream;
 #define NRM_STREAM_HANDLE_LEGACY ((uintptr_t)1)
 #define NRM_STREAM_HANDLE_PER_THREAD ((uintptr_t)2)
 
+#define NRM_STREAM_BLOCKING 0u     /* ordered with the legacy default stream */
+#define NRM_STREAM_NON_BLOCKING 1u /* not */
+
+/*
+ * Makes a stream on `device` (-1: that of the current context, else of the option
+ * `device`). It is destroyed with its last reference, when its work need not be done.
+ * Memory freed on it needs no call of the driver. NRM_INVALID_VALUE, NRM_CUDA_UNAVAILABLE,
+ * NRM_CUDA_ERROR.
+ */
+NRM_API NRM_NODISCARD nrm_status nrm_stream_create(int device, unsigned int flags,
+                                                   nrm_stream **out);
+
 /*
  * Wraps an existing handle. The stream owns `keepalive` and calls `drop(keepalive)` when
- * it dies (from any thread); `drop` may be NULL. The driver is not called.
+ * it dies (from any thread); `drop` may be NULL. The driver is not called. As the owner may
+ * destroy the stream at any time, the handle is used only in calls that are given it.
  */
 NRM_API NRM_NODISCARD nrm_status nrm_stream_wrap(uintptr_t handle, void *keepalive,
                                                  void (*drop)(void *keepalive),
