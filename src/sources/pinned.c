@@ -29,6 +29,8 @@
 #include "os/touch.h"
 #include "sources/on_device.h"
 
+enum { MAX_SET_ASIDE = 8 }; /* ranges that one allocation finds registered already */
+
 #define DRIVER_ALIGNMENT ((size_t)256) /* of everything the driver allocates */
 
 /* How a block is page-locked; what block->tag points to. */
@@ -36,7 +38,8 @@ struct locked {
     void *base;      /* of the mapping, or what cuMemHostAlloc returned */
     size_t nbytes;   /* from there */
     bool registered; /* by cuMemHostRegister */
-    int device;      /* whose context it was locked in */
+    const struct nrm__driver *driver;
+    int device;                       /* whose context it was locked in */
     atomic_uint_least64_t generation; /* of the device, then */
 };
 
@@ -81,6 +84,7 @@ nrm__pinned_nbytes(void)
 static void
 note_locked(struct locked *locked, const struct nrm__cuda_scope *scope, int reason)
 {
+    locked->driver = scope->driver;
     locked->device = scope->device;
     /* Asked after locking: of a reset in between, the later number is the safe one. */
     atomic_store(&locked->generation, nrm__cuda_generation(scope->device));
@@ -213,6 +217,32 @@ map_touched(size_t nbytes, size_t alignment, void **out)
     return NRM_OK;
 }
 
+/*
+ * Maps and registers. The driver remembers what somebody unmapped without unregistering it,
+ * and refuses addresses that we got in its place: these are set aside for good, as copies of
+ * theirs would go to the old pages.
+ */
+static nrm_status
+map_registered(const struct nrm__cuda_scope *scope, size_t nbytes, size_t alignment,
+               void **out, nrm_CUresult *out_code)
+{
+    nrm_CUresult code = NRM_CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+    for (int i = 0; i < MAX_SET_ASIDE; i++) {
+        NRM_TRY(map_touched(nbytes, alignment, out));
+        code = scope->driver->cuMemHostRegister(*out, nbytes,
+                                                NRM_CU_MEMHOSTREGISTER_PORTABLE);
+        if (code != NRM_CUDA_SUCCESS) {
+            nrm__unmap(*out, nbytes);
+        }
+        if (code != NRM_CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED) {
+            break;
+        }
+        nrm__reserve(*out, nbytes);
+    }
+    *out_code = code;
+    return NRM_OK;
+}
+
 /* NRM_NOT_SUPPORTED (not recorded), with the reason: cuMemHostAlloc is to be tried. */
 static nrm_status
 lock_by_registering(const struct nrm__cuda_scope *scope,
@@ -224,16 +254,14 @@ lock_by_registering(const struct nrm__cuda_scope *scope,
     if (*out_reason != REASON_NONE) {
         return NRM_NOT_SUPPORTED;
     }
-    NRM_TRY(map_touched(nbytes, request->alignment, &locked->base));
-    nrm_CUresult code = scope->driver->cuMemHostRegister(
-        locked->base, nbytes, NRM_CU_MEMHOSTREGISTER_PORTABLE);
+    nrm_CUresult code;
+    NRM_TRY(map_registered(scope, nbytes, request->alignment, &locked->base, &code));
     if (code == NRM_CUDA_SUCCESS) {
         locked->nbytes = nbytes;
         locked->registered = true;
         note_locked(locked, scope, REASON_NONE);
         return NRM_OK;
     }
-    nrm__unmap(locked->base, nbytes);
     if (code == NRM_CUDA_ERROR_NOT_SUPPORTED) {
         atomic_store_explicit(&refusing, scope->driver, memory_order_relaxed);
         *out_reason = REASON_NOT_SUPPORTED;
@@ -372,8 +400,10 @@ pinned_release(nrm_resource *self, const struct nrm__block *block)
         nrm__node_deallocate(locked, sizeof *locked);
         return;
     }
-    if (nrm__cuda_driver() != NULL &&
-        nrm__cuda_generation(locked->device) == atomic_load(&locked->generation)) {
+    if (nrm__cuda_driver() != locked->driver) {
+        can_unmap = locked->driver->simulated; /* a real one still has it registered */
+    }
+    else if (nrm__cuda_generation(locked->device) == atomic_load(&locked->generation)) {
         can_unmap = false;
         if (unlock(locked, &can_unmap) != NRM_OK) {
             nrm__lost_error_note(nrm_last_error());

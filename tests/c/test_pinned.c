@@ -1,6 +1,6 @@
 /* Page-locked memory: how it is got, that it is never let go of too early, and what is
    left behind when something fails. */
-#include "simulator.h"
+#include "streams.h"
 
 #include <sys/mman.h>
 
@@ -61,6 +61,43 @@ TEST(making_the_resource_initialises_nothing)
     nrm__pinned_method(method, sizeof method);
     CHECK_STR_EQ(method, "");
     stop(mr);
+}
+
+static const size_t stale_nbytes[] = {20 * KIB, 3 * MIB};
+
+TEST(addresses_that_others_left_registered_are_set_aside)
+{
+    nrm_resource *mr = start(NULL);
+    for (size_t i = 0; i < sizeof stale_nbytes / sizeof stale_nbytes[0]; i++) {
+        size_t nbytes = stale_nbytes[i];
+        void *first = NULL, *second = NULL;
+        CHECK_OK(nrm_resource_allocate(mr, nbytes, 0, NULL, &first));
+        CHECK_OK(nrm_resource_deallocate(mr, first, nbytes, NULL));
+        (void)nrm__retired_drain(UINT64_MAX);
+        make_current(0);
+        /* The kernel gives the same address again. */
+        void *theirs = mmap(first, nbytes, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+        CHECK(theirs == first);
+        CHECK_EQ(cuda.cuMemHostRegister(theirs, nbytes, 0), NRM_CUDA_SUCCESS);
+        CHECK_EQ(munmap(theirs, nbytes), 0);
+        uint64_t before = sim.call_count("cuMemHostRegister");
+        CHECK_OK(nrm_resource_allocate(mr, nbytes, 0, NULL, &second));
+        CHECK_LE(before + 2, sim.call_count("cuMemHostRegister"));
+        CHECK(second != first);
+        memset(second, 1, nbytes);
+        CHECK(is_locked(second));
+        CHECK_OK(nrm_resource_deallocate(mr, second, nbytes, NULL));
+        (void)nrm__retired_drain(UINT64_MAX);
+        /* Nobody gets the address: reserved, it is not mapped anew by chance. */
+        CHECK(mmap(first, nbytes, PROT_NONE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1,
+                   0) == MAP_FAILED);
+        CHECK_EQ(cuda.cuMemHostUnregister(theirs), NRM_CUDA_SUCCESS);
+        CHECK_EQ(munmap(first, nbytes), 0);
+    }
+    CHECK_EQ(sim.fault_count(), 2u); /* theirs: unmapped while it was registered */
+    nrm_resource_release(mr);
 }
 
 static const struct {
