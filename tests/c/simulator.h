@@ -23,6 +23,7 @@
 #include <unistd.h>
 
 #include "check.h"
+#include "core/order.h"
 #include "core/uses.h"
 #include "cuda/driver.h"
 #include "cudasim.h"
@@ -39,6 +40,8 @@ static struct {
     __typeof__(nrm_cudasim_fault_count) *fault_count;
     __typeof__(nrm_cudasim_fault_text) *fault_text;
     __typeof__(nrm_cudasim_outstanding) *outstanding;
+    __typeof__(nrm_cudasim_log_read) *log_read;
+    __typeof__(nrm_cudasim_log_clear) *log_clear;
 } sim;
 
 static struct {
@@ -67,6 +70,8 @@ simulator__load(void)
     CONTROL(fault_count);
     CONTROL(fault_text);
     CONTROL(outstanding);
+    CONTROL(log_read);
+    CONTROL(log_clear);
 #undef CONTROL
 #define X(name, symbol, version, required, result, arguments)                          \
     *(void **)&cuda.name = dlsym(library, #symbol);
@@ -97,6 +102,7 @@ simulator_start(const struct nrm_cudasim_config *config)
     CHECK_EQ(sim.reset(config), 0);
     CHECK_OK(nrm__cuda_set_library("simulator"));
     nrm__epoch_forget_contexts();
+    nrm__order_forget_contexts();
 }
 
 /* How many of `what` live. */

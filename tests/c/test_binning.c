@@ -2,6 +2,7 @@
    while others allocate. */
 #include "copies.h"
 #include "model.h"
+#include "nrm/adaptors.h"
 
 static struct counting even;
 
@@ -254,7 +255,11 @@ TEST(a_bin_that_leads_back_through_bins_is_refused)
 TEST(exponents_that_cannot_be_are_refused)
 {
     nrm_binning_options options = NRM_OPTIONS(nrm_binning_options);
-    nrm_resource *host = host_source(), *mr = NULL;
+    nrm_limiting_options limit = NRM_OPTIONS(nrm_limiting_options);
+    nrm_resource *source = host_source(), *host = NULL, *mr = NULL;
+    limit.allocation_limit = (size_t)1 << 40;
+    CHECK_OK(nrm_limiting_create(source, &limit, &host));
+    nrm_resource_release(source);
     options.make_bins = true;
     options.min_exponent = 12;
     options.max_exponent = 11;

@@ -1,6 +1,6 @@
 /* Page-locked memory: how it is got, that it is never let go of too early, and what is
    left behind when something fails. */
-#include "streams.h"
+#include "simulator.h"
 
 #include <sys/mman.h>
 
@@ -63,41 +63,57 @@ TEST(making_the_resource_initialises_nothing)
     stop(mr);
 }
 
-static const size_t stale_nbytes[] = {20 * KIB, 3 * MIB};
-
-TEST(addresses_that_others_left_registered_are_set_aside)
+/* The addresses that were asked to be registered, in turn. */
+static unsigned
+registered_addresses(uintptr_t *out, unsigned size)
 {
+    char text[200];
+    uint64_t cursor = 0;
+    unsigned n = 0;
+    while (n < size && sim.log_read(&cursor, text, sizeof text) == 1) {
+        n += sscanf(text, "cuMemHostRegister(0x%zx", (size_t *)&out[n]) == 1;
+    }
+    return n;
+}
+
+static const struct stale {
+    const char *name;
+    size_t nbytes;
+    uint64_t n_refused;
+    bool is_refused;
+} stales[] = {
+    {"a few pages, once", 20 * KIB, 1, false},
+    {"huge pages, three times", 3 * MIB, 3, false},
+    {"eight times", 20 * KIB, 8, true},
+};
+
+/* Somebody unmapped memory that was registered, and the kernel gives us the addresses. */
+TEST_EACH(addresses_that_others_left_registered_are_set_aside, stales)
+{
+    const struct stale *stale = row;
+    uintptr_t addresses[16];
+    void *ptr = NULL;
     nrm_resource *mr = start(NULL);
-    for (size_t i = 0; i < sizeof stale_nbytes / sizeof stale_nbytes[0]; i++) {
-        size_t nbytes = stale_nbytes[i];
-        void *first = NULL, *second = NULL;
-        CHECK_OK(nrm_resource_allocate(mr, nbytes, 0, NULL, &first));
-        CHECK_OK(nrm_resource_deallocate(mr, first, nbytes, NULL));
-        (void)nrm__retired_drain(UINT64_MAX);
-        make_current(0);
-        /* The kernel gives the same address again. */
-        void *theirs = mmap(first, nbytes, PROT_READ | PROT_WRITE,
-                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
-        CHECK(theirs == first);
-        CHECK_EQ(cuda.cuMemHostRegister(theirs, nbytes, 0), NRM_CUDA_SUCCESS);
-        CHECK_EQ(munmap(theirs, nbytes), 0);
-        uint64_t before = sim.call_count("cuMemHostRegister");
-        CHECK_OK(nrm_resource_allocate(mr, nbytes, 0, NULL, &second));
-        CHECK_LE(before + 2, sim.call_count("cuMemHostRegister"));
-        CHECK(second != first);
-        memset(second, 1, nbytes);
-        CHECK(is_locked(second));
-        CHECK_OK(nrm_resource_deallocate(mr, second, nbytes, NULL));
-        (void)nrm__retired_drain(UINT64_MAX);
-        /* Nobody gets the address: reserved, it is not mapped anew by chance. */
-        CHECK(mmap(first, nbytes, PROT_NONE,
+    sim.log_clear();
+    sim.fail("cuMemHostRegister", 1, NRM_CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED,
+             stale->n_refused);
+    CHECK_STATUS(nrm_resource_allocate(mr, stale->nbytes, 0, NULL, &ptr),
+                 stale->is_refused ? NRM_CUDA_ERROR : NRM_OK);
+    unsigned n = registered_addresses(addresses, 16);
+    CHECK_EQ(n, stale->n_refused + !stale->is_refused);
+    for (unsigned i = 0; i < stale->n_refused; i++) {
+        /* Reserved: the kernel maps nothing there by its own choice. */
+        CHECK(mmap((void *)addresses[i], stale->nbytes, PROT_NONE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1,
                    0) == MAP_FAILED);
-        CHECK_EQ(cuda.cuMemHostUnregister(theirs), NRM_CUDA_SUCCESS);
-        CHECK_EQ(munmap(first, nbytes), 0);
+        CHECK_EQ(munmap((void *)addresses[i], stale->nbytes), 0);
     }
-    CHECK_EQ(sim.fault_count(), 2u); /* theirs: unmapped while it was registered */
-    nrm_resource_release(mr);
+    if (ptr != NULL) {
+        memset(ptr, 1, stale->nbytes);
+        CHECK(is_locked(ptr));
+        CHECK_OK(nrm_resource_deallocate(mr, ptr, stale->nbytes, NULL));
+    }
+    stop(mr);
 }
 
 static const struct {
