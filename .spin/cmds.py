@@ -79,6 +79,13 @@ def tsan(arguments: tuple[str, ...]) -> None:
     sanitize("thread", arguments)
 
 
+@click.command(context_settings=PASSED_ON)
+@click.argument("arguments", nargs=-1)
+def valgrind(arguments: tuple[str, ...]) -> None:
+    """Run the C tests under Valgrind's memcheck, which takes an hour or so."""
+    sanitize("valgrind", arguments)
+
+
 def sanitize(names: str, arguments: tuple[str, ...]) -> None:
     run("pytest", "tests/test_c.py", *arguments, NUMPY_RMM_TEST_SANITIZE=names)
 

@@ -1,7 +1,7 @@
 """The C tests: every program of tests/c, built once a session and run here.
 
 NUMPY_RMM_TEST_SANITIZE=address,undefined (or thread) builds them with that sanitizer,
-CC chooses the compiler. The build is kept in build/ and updated, so a second run is
+"valgrind" runs them under Valgrind's memcheck, CC chooses the compiler. The build is kept in build/ and updated, so a second run is
 quick.
 """
 
@@ -20,7 +20,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SANITIZE = os.environ.get("NUMPY_RMM_TEST_SANITIZE", "")
+CHECKER = os.environ.get("NUMPY_RMM_TEST_SANITIZE", "")
+SANITIZE = "" if CHECKER == "valgrind" else CHECKER
+# One thread at a time, fairly: a thread that polls must not keep the others out.
+VALGRIND = "valgrind -q --error-exitcode=99 --leak-check=full --fair-sched=yes".split()
 TOPICS = sorted(path.stem for path in (ROOT / "tests" / "c").glob("test_*.c"))
 MESON = [sys.executable, "-m", "mesonbuild.mesonmain"]
 
@@ -77,14 +80,17 @@ def environment() -> dict[str, str]:
     # A fork holds more locks of ours than ThreadSanitizer follows, and a forked child
     # may start our background thread.
     environ["TSAN_OPTIONS"] = "halt_on_error=1:detect_deadlocks=0:die_after_fork=0"
+    if CHECKER == "valgrind":
+        environ["CHECK_TIMEOUT"] = "1800"
     return environ
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600 if CHECKER == "valgrind" else 900)
 @pytest.mark.parametrize("topic", TOPICS)
 def test_program(topic: str, programs: Path) -> None:
     # ThreadSanitizer of some compilers does not start under much address randomisation.
     prefix = ["setarch", "-R"] if "thread" in SANITIZE else []
+    prefix += VALGRIND if CHECKER == "valgrind" else []
     done = subprocess.run(
         [*prefix, programs / topic],
         env=environment(),
