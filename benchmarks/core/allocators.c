@@ -1,96 +1,24 @@
 /*
  * The allocators that are compared: ours by the name of a resource, the process's malloc
- * (whichever the loader put there: a peer is preloaded, in a process of its own), and the
- * driver's own pool. The driver is found at run time, at the place where the core looks.
+ * (whichever the loader put there: a peer is preloaded, in a process of its own), the
+ * driver's own pool, and RMM's resources through a library that rmm_peer.cpp makes.
  */
-#include <dlfcn.h>
 #include <malloc.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "bench.h"
 #include "builtin.h"
+#include "driver.h"
+#include "nrm/adaptors.h"
 #include "nrm/options.h"
 #include "nrm/pools.h"
 #include "nrm/registry.h"
 
-/* ---- the driver, for streams and for its pool ---- */
+/* ---- the driver's pool ---- */
 
 #define NON_BLOCKING 1
-#define RELEASE_THRESHOLD 4 /* CU_MEMPOOL_ATTR_RELEASE_THRESHOLD */
-
-/* X(field, symbol, arguments) */
-#define DRIVER_CALLS(X)                                                                \
-    X(init, "cuInit", (unsigned flags))                                                \
-    X(retain, "cuDevicePrimaryCtxRetain", (void **context, int device))                \
-    X(set_current, "cuCtxSetCurrent", (void *context))                                 \
-    X(create_stream, "cuStreamCreate", (void **stream, unsigned flags))                \
-    X(synchronize, "cuCtxSynchronize", (void))
-#define POOL_CALLS(X)                                                                  \
-    X(default_pool, "cuDeviceGetDefaultMemPool", (void **pool, int device))            \
-    X(pool_set, "cuMemPoolSetAttribute", (void *pool, int attribute, void *value))     \
-    X(pool_trim, "cuMemPoolTrimTo", (void *pool, size_t keep))                         \
-    X(allocate_async, "cuMemAllocAsync",                                               \
-      (unsigned long long *ptr, size_t nbytes, void *stream))                          \
-    X(free_async, "cuMemFreeAsync", (unsigned long long ptr, void *stream))
-
-static struct {
-    void *library;
-    void *context;
-    void *pool;
-#define FIELD(field, symbol, arguments) int(*field) arguments;
-    DRIVER_CALLS(FIELD) POOL_CALLS(FIELD)
-#undef FIELD
-} driver;
-
-static void
-expect_success(int result, const char *what)
-{
-    if (result != 0) {
-        fail("%s answered %d", what, result);
-    }
-}
-
-static void *
-symbol_of(const char *name)
-{
-    void *symbol = dlsym(driver.library, name);
-    if (symbol == NULL) {
-        fail("this driver has no %s", name);
-    }
-    return symbol;
-}
-
-static void
-driver_open(void)
-{
-    char path[256];
-    if (driver.library != NULL) {
-        return;
-    }
-    nrm_option_get_text(NRM_OPT_CUDA_LIBRARY, path, sizeof path);
-    driver.library = dlopen(path[0] ? path : "libcuda.so.1", RTLD_NOW);
-    if (driver.library == NULL) {
-        fail("no CUDA driver: %s", dlerror());
-    }
-#define FIND(field, symbol, arguments) *(void **)&driver.field = symbol_of(symbol);
-    DRIVER_CALLS(FIND)
-    expect_success(driver.init(0), "cuInit");
-    expect_success(driver.retain(&driver.context, 0), "cuDevicePrimaryCtxRetain");
-    expect_success(driver.set_current(driver.context), "cuCtxSetCurrent");
-}
-
-static void
-driver_open_pool(void)
-{
-    unsigned long long all = ~0ULL; /* or it gives everything back at each wait */
-    driver_open();
-    POOL_CALLS(FIND)
-#undef FIND
-    expect_success(driver.default_pool(&driver.pool, 0), "cuDeviceGetDefaultMemPool");
-    expect_success(driver.pool_set(driver.pool, RELEASE_THRESHOLD, &all),
-                   "cuMemPoolSetAttribute");
-}
 
 static void *
 driver_allocate(struct allocator *self, size_t nbytes, size_t stream)
@@ -104,8 +32,8 @@ static void
 driver_deallocate(struct allocator *self, void *ptr, size_t nbytes, size_t stream)
 {
     (void)nbytes;
-    expect_success(driver.free_async((uintptr_t)ptr, self->handles[stream]),
-                   "cuMemFreeAsync");
+    driver_expect(driver.free_async((uintptr_t)ptr, self->handles[stream]),
+                  "cuMemFreeAsync");
 }
 
 /* ---- malloc ---- */
@@ -192,6 +120,40 @@ create_over_addresses(nrm_resource **out)
     return status;
 }
 
+/* A pool that is nobody else's, over the source that the named pool is over. */
+static nrm_status
+create_new_pool(const char *name, nrm_resource **out)
+{
+    char source[64];
+    nrm_resource *upstream = NULL;
+    snprintf(source, sizeof source, "%s_direct", name);
+    nrm_status status = nrm_registry_get(source, &upstream);
+    if (status == NRM_OK) {
+        status = nrm_pool_create(upstream, NULL, out);
+        nrm_resource_release(upstream);
+    }
+    return status;
+}
+
+/* Puts a limit and then statistics on top of a resource. */
+static nrm_status
+add_adaptors(nrm_resource **mr)
+{
+    nrm_limiting_options options = NRM_OPTIONS(nrm_limiting_options);
+    nrm_resource *limited = NULL, *counted = NULL;
+    options.allocation_limit = (size_t)64 << 30;
+    nrm_status status = nrm_limiting_create(*mr, &options, &limited);
+    if (status == NRM_OK) {
+        status = nrm_statistics_create(limited, &counted);
+        nrm_resource_release(limited);
+    }
+    if (status == NRM_OK) {
+        nrm_resource_release(*mr);
+        *mr = counted;
+    }
+    return status;
+}
+
 static void
 open_ours(struct allocator *self, const char *name)
 {
@@ -202,8 +164,12 @@ open_ours(struct allocator *self, const char *name)
     }
     bool is_simulated = strcmp(name, "addresses") == 0;
     if (status == NRM_OK) {
-        status = is_simulated ? create_over_addresses(&self->mr)
-                              : nrm_registry_get(name, &self->mr);
+        status = is_simulated               ? create_over_addresses(&self->mr)
+                 : parameter("new", 0) != 0 ? create_new_pool(name, &self->mr)
+                                            : nrm_registry_get(name, &self->mr);
+    }
+    if (status == NRM_OK && parameter("adaptors", 0) != 0) {
+        status = add_adaptors(&self->mr);
     }
     if (status != NRM_OK) {
         fail("%s: %s", name, nrm_last_error()->message);
@@ -216,10 +182,14 @@ open_ours(struct allocator *self, const char *name)
 
 /* ---- any of them ---- */
 
+/* Of their own, or with legacy=1 the default stream, on which RMM's random_allocations
+   runs. */
 static void
 open_streams(struct allocator *self)
 {
-    self->n_streams = parameter("streams", 0);
+    bool is_legacy = parameter("legacy", 0) != 0;
+    unsigned flags = parameter("blocking", 0) != 0 ? 0 : NON_BLOCKING;
+    self->n_streams = is_legacy ? 1 : parameter("streams", 0);
     if (self->n_streams == 0) {
         return;
     }
@@ -228,26 +198,21 @@ open_streams(struct allocator *self)
     }
     driver_open();
     for (size_t i = 0; i < self->n_streams; i++) {
-        expect_success(driver.create_stream(&self->handles[i], NON_BLOCKING),
-                       "cuStreamCreate");
+        if (!is_legacy) {
+            driver_expect(driver.create_stream(&self->handles[i], flags),
+                          "cuStreamCreate");
+        }
         if (nrm_stream_wrap((uintptr_t)self->handles[i], NULL, NULL,
                             &self->streams[i]) != NRM_OK) {
             fail("stream: %s", nrm_last_error()->message);
         }
     }
-    if (self->mr != NULL && parameter("wrap", 0) != 0) {
-        self->allocate = wrapping_allocate;
-        self->deallocate = wrapping_deallocate;
-    }
 }
 
-void
-allocator_open(struct allocator *self, const char *name)
+/* What a name stands for; called again by allocator_renew. */
+static void
+open_resource(struct allocator *self, const char *name)
 {
-    *self = (struct allocator){0};
-    if (nrm__builtin_init() != NRM_OK) {
-        fail("the names: %s", nrm_last_error()->message);
-    }
     if (strcmp(name, "malloc") == 0) {
         self->allocate = heap_allocate;
         self->deallocate = heap_deallocate;
@@ -258,14 +223,55 @@ allocator_open(struct allocator *self, const char *name)
         self->allocate = driver_allocate;
         self->deallocate = driver_deallocate;
     }
+    else if (strncmp(name, "rmm:", 4) == 0) {
+        driver_open();
+        rmm_open(self, name + 4);
+    }
     else {
         open_ours(self, name);
-        if (self->mr != NULL && nrm_resource_kind(self->mr) != NRM_KIND_HOST &&
+        if (nrm_resource_kind(self->mr) != NRM_KIND_HOST &&
             strcmp(name, "addresses") != 0) {
             driver_open(); /* a context, as a program that uses the GPU has one */
         }
+        if (parameter("wrap", 0) != 0) {
+            self->allocate = wrapping_allocate;
+            self->deallocate = wrapping_deallocate;
+        }
     }
+}
+
+static void
+close_resource(struct allocator *self)
+{
+    if (self->mr != NULL) {
+        nrm_resource_release(self->mr);
+        self->mr = NULL;
+    }
+    if (self->peer != NULL) {
+        rmm_close(self);
+    }
+}
+
+void
+allocator_open(struct allocator *self, const char *name)
+{
+    *self = (struct allocator){.name = name};
+    if (nrm__builtin_init() != NRM_OK) {
+        fail("the names: %s", nrm_last_error()->message);
+    }
+    open_resource(self, name);
     open_streams(self);
+}
+
+void
+allocator_renew(struct allocator *self)
+{
+    if (driver.pool != NULL) { /* there is one, which cannot be made again */
+        allocator_trim(self);
+        return;
+    }
+    close_resource(self);
+    open_resource(self, self->name);
 }
 
 void
@@ -274,9 +280,7 @@ allocator_close(struct allocator *self)
     for (size_t i = 0; i < self->n_streams; i++) {
         nrm_stream_release(self->streams[i]);
     }
-    if (self->mr != NULL) {
-        nrm_resource_release(self->mr);
-    }
+    close_resource(self);
 }
 
 void
@@ -288,10 +292,10 @@ allocator_trim(struct allocator *self)
         }
     }
     else if (driver.pool != NULL) {
-        expect_success(driver.synchronize(), "cuCtxSynchronize");
-        expect_success(driver.pool_trim(driver.pool, 0), "cuMemPoolTrimTo");
+        driver_expect(driver.synchronize(), "cuCtxSynchronize");
+        driver_expect(driver.pool_trim(driver.pool, 0), "cuMemPoolTrimTo");
     }
-    else {
+    else if (self->peer == NULL) { /* RMM's give nothing back while they live */
         malloc_trim(0); /* glibc's; a peer's memory decays by its own rules */
     }
 }
@@ -313,7 +317,9 @@ allocate(struct allocator *self, size_t nbytes, size_t stream)
     void *ptr = self->allocate(self, nbytes, stream);
     if (ptr == NULL) {
         fail("%zu bytes could not be had: %s", nbytes,
-             self->mr != NULL ? nrm_last_error()->message : "the allocator says no");
+             self->mr != NULL     ? nrm_last_error()->message
+             : self->peer != NULL ? rmm_error()
+                                  : "the allocator says no");
     }
     return ptr;
 }
@@ -323,10 +329,10 @@ reallocate(struct allocator *self, void *ptr, size_t old_nbytes, size_t nbytes,
            size_t stream)
 {
     void *moved = NULL;
-    if (self->mr == NULL && self->is_accessible) {
+    if (self->mr == NULL && self->peer == NULL && self->is_accessible) {
         moved = realloc(ptr, nbytes);
     }
-    else if (self->is_accessible) {
+    else if (self->mr != NULL && self->is_accessible) {
         if (nrm_resource_reallocate(self->mr, ptr, nbytes, 0, self->streams[stream],
                                     &moved) != NRM_OK) {
             moved = NULL;

@@ -22,15 +22,20 @@
 struct allocator {
     void *(*allocate)(struct allocator *self, size_t nbytes, size_t stream);
     void (*deallocate)(struct allocator *self, void *ptr, size_t nbytes, size_t stream);
+    const char *name;
     nrm_resource *mr;   /* NULL: not one of ours */
+    void *peer;         /* NULL: not one of RMM's */
     bool is_accessible; /* the host may touch its memory */
     size_t n_streams;   /* 0: no streams; requests name one of them by number */
     nrm_stream *streams[MAX_STREAMS];
     void *handles[MAX_STREAMS];
 };
 
-/* By name: "malloc", "cuMemAllocAsync", "addresses", or one of the registry. */
+/* By name: "malloc", "cuMemAllocAsync", "addresses", "rmm:pool" and others of RMM's, or
+   one of the registry. */
 void allocator_open(struct allocator *self, const char *name);
+/* The same with nothing in it, as it was after it was opened (ours: with new=1). */
+void allocator_renew(struct allocator *self);
 void allocator_close(struct allocator *self);
 /* Gives back what is not in use. */
 void allocator_trim(struct allocator *self);
@@ -52,6 +57,11 @@ touch(const struct allocator *self, void *ptr)
         *(volatile char *)ptr = 1;
     }
 }
+
+/* RMM's resources, through the library that the environment names (rmm.c). */
+void rmm_open(struct allocator *self, const char *name);
+void rmm_close(struct allocator *self);
+const char *rmm_error(void);
 
 /* An upstream whose memory nobody may touch: addresses alone (addresses.c). */
 nrm_status addresses_create(nrm_kind kind, nrm_resource **out);
@@ -79,6 +89,14 @@ uint64_t random_next(uint64_t *state);
 size_t random_between(uint64_t *state, size_t low, size_t high);
 size_t random_log(uint64_t *state, size_t low, size_t high);
 
+/* std::default_random_engine of libstdc++ with its first seed, and the numbers that its
+   std::uniform_int_distribution makes of it: RMM's benchmark draws from these. */
+struct standard_random {
+    uint32_t state;
+};
+#define STANDARD_RANDOM ((struct standard_random){1})
+uint64_t standard_uniform(struct standard_random *random, uint64_t low, uint64_t high);
+
 struct block {
     void *ptr;
     size_t nbytes;
@@ -98,6 +116,7 @@ void run_handoff(struct allocator *a);
 void run_grow(struct allocator *a);
 void run_replay(struct allocator *a);
 void run_usage(struct allocator *a);
+void run_multi_stream(struct allocator *a);
 void write_trace(void);
 
 #endif

@@ -5,6 +5,7 @@
  * address twice ends the program.
  */
 #include "bench.h"
+#include "driver.h"
 
 #define BATCH 1000
 
@@ -114,7 +115,8 @@ run_churn(struct allocator *a)
     }
 }
 
-/* ---- random_allocations, as RMM's benchmark of that name defines it ---- */
+/* ---- random_allocations, as RMM's benchmark of that name defines it: its sizes, its
+   probabilities, its random numbers in its order ---- */
 
 struct random_run {
     struct block *blocks;
@@ -126,13 +128,13 @@ struct random_run {
    under the cap, else one of the live blocks, chosen at random, is freed. A request
    that fails becomes such a free. */
 static void
-random_step(struct allocator *a, struct random_run *run, uint64_t *random, size_t n,
-            size_t max, uint64_t cap)
+random_step(struct allocator *a, struct random_run *run, struct standard_random *random,
+            size_t n, size_t max, uint64_t cap)
 {
-    size_t nbytes = random_between(random, 1, max);
+    size_t nbytes = standard_uniform(random, 1, max);
     bool allocates = true;
     if (run->n_live > 0) {
-        size_t chance = random_between(random, 0, 99);
+        uint64_t chance = standard_uniform(random, 0, 99);
         allocates = chance < 73 && run->n_made < n && run->live_nbytes + nbytes < cap;
     }
     void *ptr = allocates ? a->allocate(a, nbytes, 0) : NULL;
@@ -146,7 +148,7 @@ random_step(struct allocator *a, struct random_run *run, uint64_t *random, size_
         }
     }
     else if (run->n_live > 0) {
-        size_t i = random_between(random, 0, n - 1) % run->n_live;
+        size_t i = standard_uniform(random, 0, n - 1) % run->n_live;
         struct block block = run->blocks[i];
         run->blocks[i] = run->blocks[--run->n_live];
         a->deallocate(a, block.ptr, block.nbytes, 0);
@@ -163,7 +165,7 @@ run_random(struct allocator *a)
     struct block *blocks = table(n, sizeof *blocks);
     for (size_t i = 0; i < n_samples; i++) {
         struct random_run run = {.blocks = blocks};
-        uint64_t random = parameter("seed", 1) + 1;
+        struct standard_random random = STANDARD_RANDOM;
         uint64_t reserved, parked, start = now_ns();
         for (size_t j = 0; j < 2 * n; j++) {
             random_step(a, &run, &random, n, max, cap);
@@ -174,5 +176,72 @@ run_random(struct allocator *a)
         extra("peak_live_bytes", (double)run.peak_nbytes);
         extra("reserved_bytes", (double)reserved);
         deallocate_all(a, blocks, run.n_live);
+    }
+}
+
+/* ---- multi_stream_allocations, as RMM's benchmark of that name defines it ---- */
+
+#define KERNEL_NBYTES 8 /* the block of each kernel: one number */
+
+/* A block on every stream, all at a time. */
+static void
+prewarm(struct allocator *a)
+{
+    void *blocks[MAX_STREAMS];
+    for (size_t i = 0; i < a->n_streams; i++) {
+        blocks[i] = allocate(a, KERNEL_NBYTES, i);
+    }
+    for (size_t i = 0; i < a->n_streams; i++) {
+        a->deallocate(a, blocks[i], KERNEL_NBYTES, i);
+    }
+}
+
+/* Microseconds of kernels that each have a block for as long as the launch takes, on the
+   streams in turn, and of the wait for all of them. */
+static double
+kernels_in_turn(struct allocator *a, size_t n_kernels, void *kept)
+{
+    uint64_t start = now_ns();
+    for (size_t i = 0; i < n_kernels; i++) {
+        size_t stream = i % a->n_streams;
+        void *ptr = kept != NULL ? kept : allocate(a, KERNEL_NBYTES, stream);
+        driver_launch(ptr, a->handles[stream]);
+        if (kept == NULL) {
+            a->deallocate(a, ptr, KERNEL_NBYTES, stream);
+        }
+    }
+    driver_expect(driver.synchronize(), "cuCtxSynchronize");
+    return (double)(now_ns() - start) / 1e3;
+}
+
+/* `cold`: the first time with a new resource; else every time with one, after a block on
+   every stream where `warm`. alone=1: the kernels, and one block for all of them. */
+void
+run_multi_stream(struct allocator *a)
+{
+    size_t n_samples = parameter("samples", 7), n_kernels = parameter("kernels", 4);
+    bool is_cold = parameter("cold", 0) != 0, is_alone = parameter("alone", 0) != 0;
+    if (a->n_streams == 0) {
+        fail("multi_stream needs streams");
+    }
+    driver_open_kernel();
+    void *kept = allocate(a, KERNEL_NBYTES, 0);
+    kernels_in_turn(a, n_kernels, kept); /* the first launch loads the kernel */
+    if (!is_alone) {
+        a->deallocate(a, kept, KERNEL_NBYTES, 0);
+        kept = NULL;
+        allocator_renew(a);
+    }
+    if (parameter("warm", 0) != 0) {
+        prewarm(a);
+    }
+    for (size_t i = 0; i < n_samples; i++) {
+        if (is_cold && i > 0) {
+            allocator_renew(a);
+        }
+        sample(kernels_in_turn(a, n_kernels, kept));
+    }
+    if (kept != NULL) {
+        a->deallocate(a, kept, KERNEL_NBYTES, 0);
     }
 }

@@ -6,6 +6,7 @@
  * percentile and maximum, and their quantiles in order (at most 500), from which several
  * processes' results are put together.
  */
+#include <inttypes.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -21,9 +22,11 @@ static const struct {
     const char *name;
     void (*run)(struct allocator *a);
 } workloads[] = {
-    {"pair", run_pair},     {"live", run_live},       {"churn", run_churn},
-    {"random", run_random}, {"threads", run_threads}, {"handoff", run_handoff},
-    {"grow", run_grow},     {"replay", run_replay},   {"usage", run_usage},
+    {"pair", run_pair},       {"live", run_live},
+    {"churn", run_churn},     {"random", run_random},
+    {"threads", run_threads}, {"handoff", run_handoff},
+    {"grow", run_grow},       {"replay", run_replay},
+    {"usage", run_usage},     {"multi_stream", run_multi_stream},
 };
 #define N_WORKLOADS (sizeof workloads / sizeof *workloads)
 
@@ -195,6 +198,49 @@ random_log(uint64_t *state, size_t low, size_t high)
     return value >= (double)high ? high : (size_t)value;
 }
 
+/* A linear congruential engine: 16807 is its factor, 2^31 - 1 its modulus. */
+#define ENGINE_MODULUS 2147483647u
+#define ENGINE_RANGE (ENGINE_MODULUS - 2u) /* the largest number less the smallest */
+
+static uint64_t
+engine_next(struct standard_random *random)
+{
+    random->state = (uint32_t)(random->state * (uint64_t)16807 % ENGINE_MODULUS);
+    return random->state - 1u;
+}
+
+/* A number of 0 to `range`. Of a small range the engine's numbers are divided, and those
+   of the last, incomplete part drawn again; a larger one is put together from a number
+   for its high part and one for its low. */
+static uint64_t
+standard_below(struct standard_random *random, uint64_t range)
+{
+    if (range < ENGINE_RANGE) {
+        uint64_t width = ENGINE_RANGE / (range + 1), drawn;
+        do {
+            drawn = engine_next(random);
+        } while (drawn >= width * (range + 1));
+        return drawn / width;
+    }
+    if (range == ENGINE_RANGE) {
+        return engine_next(random);
+    }
+    for (;;) {
+        uint64_t high = standard_below(random, range / (ENGINE_RANGE + 1u));
+        uint64_t base = high * (ENGINE_RANGE + (uint64_t)1);
+        uint64_t drawn = base + engine_next(random);
+        if (drawn <= range && drawn >= base) {
+            return drawn;
+        }
+    }
+}
+
+uint64_t
+standard_uniform(struct standard_random *random, uint64_t low, uint64_t high)
+{
+    return low + standard_below(random, high - low);
+}
+
 static int
 compare_blocks(const void *a, const void *b)
 {
@@ -219,6 +265,17 @@ check_disjoint(struct block *blocks, size_t n_blocks, size_t alignment)
     }
 }
 
+/* Numbers of the engine that run_random draws from, for a look at them. */
+static void
+print_uniform(void)
+{
+    struct standard_random random = STANDARD_RANDOM;
+    size_t low = parameter("low", 0), high = parameter("high", 99);
+    for (size_t i = 0; i < parameter("n", 10); i++) {
+        printf("%" PRIu64 "\n", standard_uniform(&random, low, high));
+    }
+}
+
 int
 main(int argc, char **argv)
 {
@@ -228,8 +285,14 @@ main(int argc, char **argv)
         write_trace();
         return 0;
     }
+    if (argc >= 2 && strcmp(argv[1], "uniform") == 0) {
+        arguments = argv + 2;
+        print_uniform();
+        return 0;
+    }
     if (argc < 3) {
-        fail("usage: nrm_bench WORKLOAD ALLOCATOR [key=value ...], or trace [...]");
+        fail(
+            "usage: nrm_bench WORKLOAD ALLOCATOR [key=value ...], or trace or uniform");
     }
     arguments = argv + 3;
     results.values = table(MAX_SAMPLES, sizeof *results.values);

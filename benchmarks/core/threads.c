@@ -9,6 +9,7 @@
 #include <time.h>
 
 #include "bench.h"
+#include "driver.h"
 
 #define RING 1024
 
@@ -52,6 +53,14 @@ bind_to_core(size_t number)
             return;
         }
     }
+}
+
+/* A core, and the context: a new thread has none. */
+static void
+enter(const struct worker *worker)
+{
+    bind_to_core(worker->number);
+    driver_enter();
 }
 
 static size_t
@@ -115,7 +124,7 @@ own_blocks(void *argument)
     struct block blocks[SLOTS] = {0};
     size_t n_slots = parameter("live", SLOTS);
     uint64_t random = (worker->number + 1) * 0x9E3779B97F4A7C15u;
-    bind_to_core(worker->number);
+    enter(worker);
     replace(worker, blocks, n_slots, &random, 20 * SLOTS);
     pthread_barrier_wait(worker->barrier);
     pthread_barrier_wait(worker->barrier);
@@ -189,7 +198,7 @@ hand_over(void *argument)
 {
     struct worker *worker = argument;
     size_t nbytes = parameter("size", 1024);
-    bind_to_core(worker->number);
+    enter(worker);
     pthread_barrier_wait(worker->barrier);
     pthread_barrier_wait(worker->barrier);
     if (worker->number % 2 == 0) {
@@ -246,6 +255,7 @@ grow(void *argument)
     struct grower *grower = argument;
     struct block *blocks = table(grower->n_steps, sizeof *blocks);
     bind_to_core(1);
+    driver_enter();
     size_t n_rounds = 0;
     while (
         n_rounds < grower->n_rounds ||

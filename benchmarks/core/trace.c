@@ -110,12 +110,12 @@ drop_block(struct synthesis *s)
 
 /* `live` bytes are live most of the time, after a beginning that only grows. */
 static struct trace
-synthesize(void)
+synthesize(size_t seed)
 {
     size_t n = parameter("operations", 100000), live = parameter("live", 4UL << 30);
     struct trace trace = {.operations = table(n, sizeof *trace.operations)};
     struct synthesis s = {.trace = &trace,
-                          .random = parameter("seed", 1) + 1,
+                          .random = seed + 1,
                           .nbytes = table(n, sizeof *s.nbytes),
                           .streams = table(n, sizeof *s.streams),
                           .n_streams = parameter("trace_streams", 1),
@@ -226,7 +226,7 @@ read_trace(const char *path)
 void
 write_trace(void)
 {
-    struct trace trace = synthesize();
+    struct trace trace = synthesize(parameter("seed", 1));
     puts("nrm-trace 1");
     for (size_t i = 0; i < trace.n_operations; i++) {
         const struct operation *operation = &trace.operations[i];
@@ -240,10 +240,10 @@ write_trace(void)
 }
 
 static struct trace
-open_trace(const struct allocator *a)
+open_trace(const struct allocator *a, size_t seed)
 {
     const char *path = text_parameter("file", "");
-    struct trace trace = path[0] != '\0' ? read_trace(path) : synthesize();
+    struct trace trace = path[0] != '\0' ? read_trace(path) : synthesize(seed);
     if (trace.n_streams > 1 && a->n_streams < trace.n_streams && a->mr != NULL &&
         parameter("streams", 0) != 0) {
         fail("the trace needs %zu streams", trace.n_streams);
@@ -312,7 +312,7 @@ finish(struct player *player, size_t n_blocks)
 void
 run_replay(struct allocator *a)
 {
-    struct trace trace = open_trace(a);
+    struct trace trace = open_trace(a, parameter("seed", 1));
     size_t n_samples = parameter("samples", 5);
     struct player player = {.a = a,
                             .blocks = table(trace.n_blocks + 1, sizeof *player.blocks)};
@@ -351,37 +351,61 @@ fill(const struct allocator *a, const struct block *block)
     }
 }
 
-/* Peak reserved over peak live: of what an allocator says it has taken (ours), and of
-   what the system has given to a process that writes every byte (all). Blocks that the
-   GPU has not finished are live. */
-void
-run_usage(struct allocator *a)
+struct peaks {
+    uint64_t live, reserved, resident;
+};
+
+static void
+look(struct player *player, struct peaks *peaks)
 {
-    struct trace trace = open_trace(a);
-    struct player player = {.a = a,
-                            .blocks = table(trace.n_blocks + 1, sizeof *player.blocks)};
-    uint64_t peak_live = 0, peak_reserved = 0, peak_resident = 0, last_peak = 0;
-    uint64_t before = resident_nbytes(), reserved = 0, parked = 0;
-    for (size_t i = 0; i < trace.n_operations; i++) {
-        const struct operation *operation = &trace.operations[i];
+    uint64_t reserved = 0, parked = 0;
+    allocator_usage(player->a, &reserved, &parked);
+    uint64_t live = player->live_nbytes + parked, resident = resident_nbytes();
+    peaks->live = live > peaks->live ? live : peaks->live;
+    peaks->reserved = reserved > peaks->reserved ? reserved : peaks->reserved;
+    peaks->resident = resident > peaks->resident ? resident : peaks->resident;
+}
+
+/* Plays a trace and looks at every 64th step and wherever more is live than before. */
+static struct peaks
+play_and_look(struct allocator *a, const struct trace *trace)
+{
+    struct player player = {
+        .a = a, .blocks = table(trace->n_blocks + 1, sizeof *player.blocks)};
+    struct peaks peaks = {0};
+    uint64_t before = resident_nbytes(), last_peak = 0;
+    for (size_t i = 0; i < trace->n_operations; i++) {
+        const struct operation *operation = &trace->operations[i];
         play(&player, operation);
         if (operation->kind != '-') {
             fill(a, &player.blocks[operation->block]);
         }
         if (player.live_nbytes > last_peak + last_peak / 1000 || i % 64 == 0) {
             last_peak = player.live_nbytes > last_peak ? player.live_nbytes : last_peak;
-            allocator_usage(a, &reserved, &parked);
-            uint64_t live = player.live_nbytes + parked, resident = resident_nbytes();
-            peak_live = live > peak_live ? live : peak_live;
-            peak_reserved = reserved > peak_reserved ? reserved : peak_reserved;
-            peak_resident = resident > peak_resident ? resident : peak_resident;
+            look(&player, &peaks);
         }
     }
-    double live = (double)peak_live;
-    finish(&player, trace.n_blocks);
-    extra("peak_live_bytes", live);
-    extra("peak_reserved_bytes", (double)peak_reserved);
-    extra("peak_resident_bytes", (double)(peak_resident - before));
+    finish(&player, trace->n_blocks);
+    peaks.resident -= before;
+    return peaks;
+}
+
+/* Peak reserved over peak live: of what an allocator says it has taken (ours), and of
+   what the system has given to a process that writes every byte (all). Blocks that the
+   GPU has not finished are live. A sample is a synthetic trace of its own. */
+void
+run_usage(struct allocator *a)
+{
+    size_t seed = parameter("seed", 1), n_samples = parameter("samples", 1);
     bool by_resident = parameter("resident", a->mr == NULL) != 0;
-    sample((double)(by_resident ? peak_resident - before : peak_reserved) / live);
+    for (size_t i = 0; i < n_samples; i++) {
+        struct trace trace = open_trace(a, seed + i);
+        struct peaks peaks = play_and_look(a, &trace);
+        uint64_t most = by_resident ? peaks.resident : peaks.reserved;
+        sample((double)most / (double)peaks.live);
+        extra("peak_live_bytes", (double)peaks.live);
+        extra("peak_reserved_bytes", (double)peaks.reserved);
+        extra("peak_resident_bytes", (double)peaks.resident);
+        allocator_trim(a);
+    }
 }
