@@ -107,7 +107,10 @@ def medians(results: Mapping[str, Sequence[float]]) -> dict[str, float]:
 
 
 def fresh(
-    script: str | Path, *args: object, environ: Mapping[str, str] | None = None
+    script: str | Path,
+    *args: object,
+    environ: Mapping[str, str] | None = None,
+    timeout: float | None = None,
 ) -> Any:
     """Runs this benchmark's ``worker(*args)`` in a new interpreter; its result by JSON.
 
@@ -118,7 +121,12 @@ def fresh(
     command = [sys.executable, script, "--worker", json.dumps(args)]
     env = {**os.environ, **(environ or {})}
     done = subprocess.run(
-        command, stdout=subprocess.PIPE, text=True, check=False, env=env
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+        env=env,
+        timeout=timeout,
     )
     if done.returncode != 0:
         raise SystemExit(f"{Path(script).name} {args} ended with {done.returncode}")

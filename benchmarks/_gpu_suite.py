@@ -16,9 +16,10 @@ from typing import Any
 
 import _gpu
 from _bench import GIB, KIB, MIB, interleaved, size
-from _compile import CannotCompile, program
+from _compile import RMM_LIBRARY, CannotCompile, program
 from _gpu import OURS, Kernel, Machine, Way
-from _suite import Case, Measured, Settings, Table, new_process, reason, thin
+from _progress import CannotRun, turns
+from _suite import Case, Measured, Run, Table, reason, thin
 from suites.core import Parameters, measure
 
 BASELINE = {"device": "cuMemAlloc", "pinned": "cuMemHostAlloc"}
@@ -28,28 +29,36 @@ PAIR_SIZES = [256, 64 * KIB, MIB, 16 * MIB]
 class Suite:
     """The settings, and the ways of this kind that work here."""
 
-    def __init__(self, kind: str, settings: Settings) -> None:
+    def __init__(self, kind: str, run: Run) -> None:
         self.kind = kind
-        self.settings = settings
+        self.run = run
+        self.settings = settings = run.settings
         self.baseline = BASELINE[kind]
+        self.pick = settings.pick
         self.names: list[str] = []
         for name in _gpu.MAKERS[kind]:
             peer = next((word for word in _gpu.PEER_WORDS if name.startswith(word)), "")
             if peer and peer not in settings.peers:
                 continue  # named as absent, or not asked for
-            found = new_process(kind, "try_way", name, MIB)
+            if settings.brief and name not in (OURS, self.baseline):
+                continue  # the tables of the C program are those that count
+            key = f"{kind} {name}"
+            if key not in settings.works:
+                settings.works[key] = settings.new_process(kind, "try_way", name, MIB)
+            found = settings.works[key]
             if found == "works":
                 self.names.append(name)
             else:
                 settings.absent[name] = found
         if OURS not in self.names:
-            raise SystemExit(f"this suite needs a GPU: {settings.absent[OURS]}")
+            raise CannotRun(f"this suite needs a GPU: {settings.absent[OURS]}")
 
-    def pick(self, quick: int, full: int) -> int:
-        return quick if self.settings.quick else full
+    def table(self, key: str, title: str, unit: str) -> Table:
+        return self.run.table(key, title, unit, self.baseline)
 
-    def table(self, title: str, unit: str) -> Table:
-        return Table(title, unit, self.baseline)
+    def rows(self, function: str, names: list[str], *args: object) -> Any:
+        """What a function of this file measures, in a process that all ways share."""
+        return self.settings.new_process(self.kind, function, names, *args)
 
 
 def try_way(kind: str, name: str, nbytes: int) -> str:
@@ -119,21 +128,30 @@ def check_pages(kind: str, address: int, nbytes: int) -> None:
 
 def growth_table(suite: Suite) -> Table:
     nbytes = suite.pick(16 * MIB, GIB)
-    table = suite.table(f"{size(nbytes)}: growth and giving back", "ms")
+    settings = suite.settings
+    table = suite.table("growth", f"{size(nbytes)}: growth and giving back", "ms")
     cores = len(os.sched_getaffinity(0))
     grows_alike = ("numpy_rmm immediate", "numpy_rmm statistics+limit")
     all_names = [name for name in suite.names if name not in grows_alike]
-    for n_cores in sorted({1, cores}):
-        names = all_names if n_cores == cores else [OURS, suite.baseline]
+
+    def rows(n_cores: int, names: list[str], titles: list[str]) -> list[Case]:
         ways = {
-            name: partial(new_process, suite.kind, "growth", name, nbytes, n_cores)
+            name: partial(
+                *(settings.new_process, suite.kind, "growth", name, nbytes, n_cores)
+            )
             for name in names
         }
-        found = interleaved(ways, suite.settings.rounds)
-        for what in GROWTH:
-            rounds = {name: [one[what] for one in found[name]] for name in names}
-            plural = "s" if n_cores > 1 else ""
-            table.cases.append(Case.of(f"{what}, {n_cores} core{plural}", rounds))
+        found = turns(ways, settings.rounds, settings.clock)
+        return [
+            Case.of(title, {name: [one[what] for one in found[name]] for name in names})
+            for title, what in zip(titles, GROWTH, strict=True)
+        ]
+
+    for n_cores in [cores] if settings.brief else sorted({1, cores}):
+        names = all_names if n_cores == cores else [OURS, suite.baseline]
+        plural = "s" if n_cores > 1 else ""
+        titles = [f"{what}, {n_cores} core{plural}" for what in GROWTH]
+        table.measure(titles, partial(rows, n_cores, names, titles))
     return table
 
 
@@ -192,13 +210,16 @@ def pairs(
 
 
 def pair_table(suite: Suite) -> Table:
-    table = suite.table("Hot pair, Python level", "ns")
+    table = suite.table("pair", "Hot pair, Python level", "ns")
     sizes = suite.settings.sizes or PAIR_SIZES[: suite.pick(2, len(PAIR_SIZES))]
     budget_s = 0.005 if suite.settings.quick else 0.1
     rounds = suite.settings.rounds
-    found = new_process(suite.kind, "pairs", suite.names, sizes, rounds, budget_s)
-    for nbytes, ways in found.items():
-        table.cases.append(Case.of(size(int(nbytes)), ways))
+
+    def rows() -> list[Case]:
+        found = suite.rows("pairs", suite.names, sizes, rounds, budget_s)
+        return [Case.of(size(int(nbytes)), ways) for nbytes, ways in found.items()]
+
+    table.measure([size(nbytes) for nbytes in sizes], rows)
     return table
 
 
@@ -236,11 +257,15 @@ def shrinking(
 
 def shrink_table(suite: Suite) -> Table:
     nbytes, n_blocks = suite.pick(MIB, 16 * MIB), suite.pick(8, 64)
-    table = suite.table("Shrinking: every second block freed and given back", "ms")
-    found = new_process(
-        suite.kind, "shrinking", suite.names, nbytes, n_blocks, suite.settings.rounds
-    )
-    table.cases.append(Case.of(f"{n_blocks} × {size(nbytes)}", found))
+    title = "Shrinking: every second block freed and given back"
+    table = suite.table("shrink", title, "ms")
+    name, rounds = f"{n_blocks} × {size(nbytes)}", suite.settings.rounds
+
+    def row() -> Case:
+        found = suite.rows("shrinking", suite.names, nbytes, n_blocks, rounds)
+        return Case.of(name, found)
+
+    table.measure(name, row)
     table.notes.append("RMM's pools give nothing back while they live.")
     return table
 
@@ -286,11 +311,14 @@ def while_growing(
 def growing_table(suite: Suite) -> Table:
     step, n_steps = suite.pick(MIB, 64 * MIB), 16
     title = f"A pair of 64 KiB while another thread takes {n_steps} × {size(step)}"
-    table = suite.table(f"{title}, Python level", "ns")
-    found = new_process(
-        suite.kind, "while_growing", suite.names, step, n_steps, suite.settings.rounds
-    )
-    table.cases.append(Case.of("64 KiB", found))
+    table = suite.table("growing", f"{title}, Python level", "ns")
+    rounds = suite.settings.rounds
+
+    def row() -> Case:
+        found = suite.rows("while_growing", suite.names, step, n_steps, rounds)
+        return Case.of("64 KiB", found)
+
+    table.measure("64 KiB", row)
     table.notes.append(
         "The interpreter's lock is in these figures: it changes hands every 5 ms where "
         "a way does not release it."
@@ -352,12 +380,16 @@ def multi_stream(
 
 
 def multi_stream_table(suite: Suite) -> Table:
-    table = suite.table("multi_stream_allocations 4×4, as RMM defines it", "µs")
+    title = "multi_stream_allocations 4×4, as RMM defines it, Python level"
+    table = suite.table("multi_stream", title, "µs")
     table.limit = "kernels alone"
     rounds = suite.settings.rounds
-    found = new_process("device", "multi_stream", suite.names, 4, 4, rounds)
-    for moment, ways in found.items():
-        table.cases.append(Case.of(moment, ways))
+
+    def rows() -> list[Case]:
+        found = suite.rows("multi_stream", suite.names, 4, 4, rounds)
+        return [Case.of(moment, ways) for moment, ways in found.items()]
+
+    table.measure(["cold", "warm"], rows)
     if suite.settings.simulator:
         table.notes.append("The simulated driver runs no kernels: fills instead.")
     return table
@@ -406,58 +438,91 @@ def random_allocations(
 
 
 def random_table(suite: Suite) -> Table:
-    table = suite.table("random_allocations, as RMM defines it, Python level", "ms")
+    title = "random_allocations, as RMM defines it, Python level"
+    table = suite.table("random", title, "ms")
     names = [name for name in suite.names if name != suite.baseline]
     table.baseline = OURS  # the driver's plain calls would take minutes
     n, largest = suite.pick(100, 10_000), suite.pick(64 * KIB, 4 * MIB)
-    found = new_process(
-        suite.kind, "random_allocations", names, n, largest, suite.settings.rounds
-    )
-    table.cases.append(Case.of(f"{n:,} × ≤ {size(largest)}", found))
+    name, rounds = f"{n:,} × ≤ {size(largest)}", suite.settings.rounds
+
+    def row() -> Case:
+        found = suite.rows("random_allocations", names, n, largest, rounds)
+        return Case.of(name, found)
+
+    table.measure(name, row)
     table.notes.append("The script's own part is the same for all of them.")
     return table
 
 
 # ---- the C program on a device -------------------------------------------------------
 
+# RMM's resources in C++; a brief run leaves out those that are never the best.
+RMM = {
+    "rmm pool": "rmm:pool",
+    "rmm arena": "rmm:arena",
+    "rmm binning": "rmm:binning",
+    "rmm async": "rmm:async",
+}
+SLOW = ("rmm pool", "rmm arena")
+
+Ways = dict[str, tuple[str, Parameters]]
+
 
 class CSuite:
     """Ways of ``nrm_bench``: an allocator with parameters."""
 
-    def __init__(self, suite: Suite, ways: dict[str, tuple[str, Parameters]]) -> None:
+    def __init__(self, suite: Suite, ways: Ways) -> None:
         self.suite = suite
-        self.program = suite.settings.program or program(suite.settings.build)
-        self.environ = {}
-        self.ways = ways
-        if suite.settings.simulator:
+        self.settings = suite.settings
+        self.program = self.settings.program or program(self.settings.build)
+        self.environ: dict[str, str] = {}
+        library = self.settings.peers.get("librmm", "")
+        self.ways = {
+            way: found
+            for way, found in ways.items()
+            if library or not found[0].startswith("rmm:")
+        }
+        if library:
+            self.environ[RMM_LIBRARY] = library
+        if self.settings.simulator:
             from numpy_rmm.testing import _find_simulator
 
-            self.environ = {"NUMPY_RMM_CUDA_LIBRARY": str(_find_simulator())}
-            if "cuMemAllocAsync" in self.ways:
-                self.ways = {**ways}
-                del self.ways["cuMemAllocAsync"]
+            self.environ["NUMPY_RMM_CUDA_LIBRARY"] = str(_find_simulator())
+            self.ways.pop("cuMemAllocAsync", None)
 
-    def case(self, name: str, workload: str, parameters: Parameters) -> Case:
-        runs = {
+    def runs(
+        self, workload: str, parameters: Parameters
+    ) -> dict[str, Callable[[], Measured]]:
+        """A process of each way."""
+        return {
             way: partial(
                 measure,
-                self.program,
-                workload,
-                allocator,
-                {**parameters, **own},
-                self.environ,
+                *(self.program, workload, allocator, {**parameters, **own}),
+                *(self.settings, self.environ),
             )
             for way, (allocator, own) in self.ways.items()
         }
-        return Case.of(name, interleaved(runs, self.suite.settings.rounds))
+
+    def row(
+        self, table: Table, name: str, workload: str, parameters: Parameters
+    ) -> None:
+        runs = self.runs(workload, parameters)
+        table.measure(name, partial(self.settings.in_turns, name, runs))
 
 
-def c_tables(
-    suite: Suite, make: Callable[[Suite], list[Table]], title: str
-) -> list[Table]:
-    """Tables of the C program; where it cannot be built they say so."""
+def c_table(
+    suite: Suite,
+    key: str,
+    title: str,
+    unit: str,
+    ways: Ways,
+    fill: Callable[[CSuite, Table], object],
+) -> Table:
+    """A table of the C program; where it cannot be built it says so."""
+    table = suite.run.table(key, f"{title}, C level", unit, OURS)
     try:
-        return make(suite)
+        fill(CSuite(suite, ways), table)
     except CannotCompile as error:
         reason = str(error).splitlines()[0]
-        return [Table(title, "ns", OURS, notes=[f"Not measured: {reason}"])]
+        table.notes.append(f"Not measured: {reason}")
+    return table

@@ -9,11 +9,14 @@ find.
 from __future__ import annotations
 
 import ctypes.util
+import importlib.metadata
 import os
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from _compile import RMM_LIBRARY, CannotCompile, rmm_library
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,8 @@ class Peer:
 _GPU = "and a GPU"
 PEERS = {
     "mimalloc": Peer(
-        "apt install libmimalloc2.0, or --peers mimalloc=PATH of a newer one",
+        "apt install libmimalloc2.0, or --peers mimalloc=PATH of a newer one, such as "
+        "that of pip install cmeel-mimalloc",
         library="mimalloc",
     ),
     "jemalloc": Peer("apt install libjemalloc2", library="jemalloc"),
@@ -47,6 +51,10 @@ PEERS = {
         f"pip install torch {_GPU}",
         module="torch",
         works="module.cuda.is_available()",
+        needs_gpu=True,
+    ),
+    "librmm": Peer(
+        f"pip install librmm-cu13 {_GPU}, or {RMM_LIBRARY}=FILE of rmm_peer.cpp",
         needs_gpu=True,
     ),
     "rmm": Peer(
@@ -105,10 +113,42 @@ def find(name: str, path: str = "", simulator: bool = False) -> Found:
         raise SystemExit(f"no peer is named {name}; NAME=PATH preloads a library")
     if peer.needs_gpu and simulator:
         return Found(absent="it does not run on the simulated driver")
+    if name == "librmm":
+        return _find_librmm(peer)
     answer, error = _ask(_IMPORTED, peer.module, peer.version, peer.works)
     if error:
         return Found(absent=f"{error}; {peer.how}")
     return Found(version=answer)
+
+
+# RMM's part needs a device as soon as a resource is made.
+_OPENED = """
+import ctypes, sys
+library = ctypes.CDLL(sys.argv[1])
+library.rmm_peer_open.restype = ctypes.c_void_p
+library.rmm_peer_error.restype = ctypes.c_char_p
+if not library.rmm_peer_open(b"async", ctypes.c_size_t(0)):
+    sys.exit(library.rmm_peer_error().decode())
+"""
+
+
+def _find_librmm(peer: Peer) -> Found:
+    """RMM's C++ resources, as a library that nrm_bench opens."""
+    try:
+        library = rmm_library()
+    except CannotCompile as error:
+        return Found(absent=f"{_without_paths(str(error))}; {peer.how}")
+    _, error = _ask(_OPENED, str(library))
+    if error:
+        return Found(absent=f"{error}; {peer.how}")
+    return Found(library=str(library), version=_version_of("librmm-cu13"))
+
+
+def _version_of(distribution: str) -> str:
+    try:
+        return f"librmm {importlib.metadata.version(distribution)}"
+    except importlib.metadata.PackageNotFoundError:
+        return "librmm, built elsewhere"
 
 
 def _find_preloaded(path: str, peer: Peer | None) -> Found:

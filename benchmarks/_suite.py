@@ -1,4 +1,5 @@
-"""What the suites share: cases with several ways to do one thing, and their results.
+"""What the suites share: settings, cases with several ways to do one thing, their
+results, and the run that they are part of.
 
 A case is a row of a table: the same work done in several ways, in turns. A way's
 result is put together from what its rounds measured: the median of the rounds' medians,
@@ -10,14 +11,17 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
+import functools
 import statistics
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from _bench import Report, fresh, interleaved, machine
+import targets
+from _bench import Report, fresh, machine
+from _progress import Clock, OutOfTime, Output, turns
 
 RUN = Path(__file__).with_name("run.py")
 MAX_SAMPLES = 500
@@ -30,13 +34,16 @@ class Settings:
     """What the command line says."""
 
     quick: bool = False
+    brief: bool = False  # only what the targets ask for
     rounds: int = 7
+    clock: Clock = field(default_factory=Clock)
     sizes: list[int] = field(default_factory=list)  # empty: the suite's own
     cases: list[str] = field(default_factory=list)  # empty: all
     handlers: list[str] = field(default_factory=lambda: ["host"])
     peers: dict[str, str] = field(default_factory=dict)  # name: library, or ""
     absent: dict[str, str] = field(default_factory=dict)  # name: why, and how to get it
     versions: dict[str, str] = field(default_factory=dict)
+    works: dict[str, str] = field(default_factory=dict)  # a way was tried: what it said
     simulator: bool = False
     build: Path | None = None
     program: Path | None = None  # nrm_bench, built elsewhere
@@ -44,6 +51,29 @@ class Settings:
 
     def wants(self, case: str) -> bool:
         return not self.cases or case in self.cases
+
+    def pick(self, quick: int, full: int) -> int:
+        return quick if self.quick else full
+
+    def new_process(
+        self,
+        suite: str,
+        function: str,
+        *args: object,
+        environ: Mapping[str, str] | None = None,
+    ) -> Any:
+        """``function(*args)`` of a suite in a fresh interpreter."""
+        timeout = self.clock.timeout()
+        try:
+            return fresh(RUN, suite, function, *args, environ=environ, timeout=timeout)
+        except subprocess.TimeoutExpired:
+            raise OutOfTime("the time was up while it was measured") from None
+
+    def in_turns(
+        self, name: str, ways: Mapping[str, Callable[[], Measured]], rounds: int = 0
+    ) -> Case:
+        """A case whose ways take turns."""
+        return Case.of(name, turns(ways, rounds or self.rounds, self.clock))
 
 
 @dataclass
@@ -84,6 +114,24 @@ class Table:
     cases: list[Case] = field(default_factory=list)
     limit: str = ""  # a way that cannot be beaten
     notes: list[str] = field(default_factory=list)
+    suite: str = ""
+    key: str = ""  # of the suite's cases
+    missed: dict[str, str] = field(default_factory=dict)  # case: why there is none
+    changed: Callable[[], object] = lambda: None  # after each case
+
+    def measure(
+        self, names: str | Sequence[str], make: Callable[[], Case | Sequence[Case]]
+    ) -> None:
+        """Adds a row, or several that are measured together; or says why not."""
+        try:
+            found = make()
+        except OutOfTime as error:
+            self.missed |= dict.fromkeys(
+                [names] if isinstance(names, str) else names, str(error)
+            )
+        else:
+            self.cases += [found] if isinstance(found, Case) else found
+        self.changed()
 
     def bases(self) -> list[str]:
         return [name for name in (self.baseline, self.limit) if name]
@@ -100,6 +148,9 @@ class Table:
         columns = ["case", "way", f"median {self.unit}", f"p99 {self.unit}"]
         columns += [*(f"× {name}" for name in self.bases()), *map(words, extras)]
         report = Report(self.title, columns, notes=list(self.notes))
+        report.notes += [
+            f"{name}: not measured: {w}" for name, w in self.missed.items()
+        ]
         for case in self.cases:
             for way, why in case.failed.items():
                 report.notes.append(f"{case.name}: {way} failed: {why}")
@@ -113,11 +164,14 @@ class Table:
 
     def record(self) -> dict[str, Any]:
         return {
+            "suite": self.suite,
+            "key": self.key,
             "title": self.title,
             "unit": self.unit,
             "baseline": self.baseline,
             "limit": self.limit,
             "notes": self.notes,
+            "not_measured": self.missed,
             "cases": [
                 {
                     "name": case.name,
@@ -189,20 +243,6 @@ def summary(rounds: Sequence[Measured]) -> dict[str, Any]:
     }
 
 
-def in_turns(
-    name: str, ways: Mapping[str, Callable[[], Measured]], rounds: int
-) -> Case:
-    """A case whose ways take turns."""
-    return Case.of(name, interleaved(ways, rounds))
-
-
-def new_process(
-    suite: str, function: str, *args: object, environ: Mapping[str, str] | None = None
-) -> Any:
-    """``function(*args)`` of a suite in a fresh interpreter."""
-    return fresh(RUN, suite, function, *args, environ=environ)
-
-
 def reason(error: BaseException) -> str:
     """An error in a line, without the paths that are in it."""
     words = f"{type(error).__name__}: {error}".split()
@@ -213,41 +253,88 @@ def preload(library: str) -> dict[str, str]:
     return {"LD_PRELOAD": library} if library else {}
 
 
-# ---- what is written -----------------------------------------------------------------
+# ---- a run ---------------------------------------------------------------------------
+
+machine = functools.cache(machine)  # it may ask other programs
 
 
-def document(suite: str, settings: Settings, tables: Sequence[Table]) -> dict[str, Any]:
-    return {
-        "suite": suite,
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "quick": settings.quick,
-        "simulated": settings.simulator,
-        "rounds": settings.rounds,
-        "peers": {
-            "used": {name: settings.versions.get(name, "") for name in settings.peers},
-            "absent": settings.absent,
-        },
-        "machine": machine(),
-        "tables": [table.record() for table in tables],
-    }
+class Run:
+    """What one start of ``run.py`` measures, of one suite or of several."""
 
+    def __init__(self, name: str, path: Path | None = None) -> None:
+        self.name = name
+        self.suite = name
+        self.settings = Settings()
+        self.tables: list[Table] = []
+        self.used: dict[str, str] = {}
+        self.absent: dict[str, str] = {}
+        self.output = Output(self.document, path)
 
-def print_all(
-    suite: str, settings: Settings, tables: Sequence[Table], path: Path | None
-) -> None:
-    found = document(suite, settings, tables)
-    for table in tables:
-        if settings.simulator:
+    def begin(self, suite: str, settings: Settings) -> None:
+        self.suite, self.settings = suite, settings
+        self.look_at_peers()
+
+    def look_at_peers(self) -> None:
+        versions = self.settings.versions
+        self.used |= {name: versions.get(name, "") for name in self.settings.peers}
+        self.absent |= self.settings.absent
+
+    def table(
+        self, key: str, title: str, unit: str, baseline: str, limit: str = ""
+    ) -> Table:
+        """A new one, which is in the file from its first case on."""
+        table = Table(title, unit, baseline, limit=limit, suite=self.suite, key=key)
+        table.changed = self.output.write
+        if self.settings.simulator:
             table.notes.append("On the simulated driver: these are no figures.")
-        print(table.report().text(), end="\n\n")
-    for name, version in found["peers"]["used"].items():
-        print(f"peer {name}: {version or 'present'}")
-    for name, why in settings.absent.items():
-        print(f"peer {name} is absent: {why}")
-    print("; ".join(f"{name} {value}" for name, value in found["machine"].items()))
-    if path is not None:
-        found["tables"] = [table.record() for table in tables]
-        path.write_text(json.dumps(found, indent=1) + "\n")
+        self.tables.append(table)
+        return table
+
+    def done(self, table: Table) -> None:
+        self.look_at_peers()  # a way may turn out not to work
+        self.output.show(table.report().text())
+        self.output.write()
+
+    def document(self) -> dict[str, Any]:
+        tables = [table.record() for table in self.tables]
+        return {
+            "suite": self.name,
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "quick": self.settings.quick,
+            "simulated": self.settings.simulator,
+            "rounds": self.settings.rounds,
+            "limit_s": self.limit_s(),
+            "peers": {"used": self.used, "absent": self.absent},
+            "machine": machine(),
+            "tables": tables,
+            "targets": targets.judge(tables, machine(), self.wanted()),
+        }
+
+    def wanted(self) -> list[targets.Target]:
+        """The targets that this run is about: of one suite its own."""
+        return [
+            target
+            for target in targets.TARGETS
+            if self.name in ("all", target.table.partition("/")[0])
+        ]
+
+    def limit_s(self) -> float | None:
+        limit_s = self.settings.clock.limit_s
+        return None if limit_s == float("inf") else limit_s
+
+    def finish(self, with_targets: bool) -> None:
+        """What stands under the tables."""
+        found = self.document()
+        if with_targets:
+            notes = []
+            if self.settings.quick or self.settings.simulator:
+                notes.append("Tiny sizes, or simulated: these are no figures.")
+            self.output.show(targets.report(found["targets"], notes).text())
+        lines = [f"peer {n}: {v or 'present'}" for n, v in self.used.items()]
+        lines += [f"peer {n} is absent: {why}" for n, why in self.absent.items()]
+        lines.append("; ".join(f"{n} {value}" for n, value in machine().items()))
+        self.output.show("\n".join(lines))
+        self.output.write()
 
 
 def numbers(text: str) -> list[int]:

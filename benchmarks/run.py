@@ -1,35 +1,75 @@
-"""Runs a suite of benchmarks: ``numpy``, ``core``, ``pinned`` or ``device``.
+"""Runs a suite of benchmarks: ``numpy``, ``core``, ``pinned`` or ``device``; or, of all
+of them, what the targets ask for.
 
+    python benchmarks/run.py all --limit 480 --json all.json
     python benchmarks/run.py numpy --json numpy.json
     python benchmarks/run.py core --peers mimalloc,jemalloc,mi3=/opt/libmimalloc.so.3
     python benchmarks/run.py device --simulator --quick
 
-It prints tables and, with --json, writes the figures with the date and the machine.
+Each table is printed as soon as it is done and, with --json, the figures are written
+after every case, with the date and the machine: a run that is ended keeps what it has.
 docs/benchmarks.md says what each row means.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
 import json
+import math
 import os
 import sys
 from pathlib import Path
 
 import _peers
+from _bench import GIB, KIB, MIB
 from _compile import CannotCompile
-from _suite import Settings, numbers, print_all
+from _progress import CannotRun, Clock, OutOfTime
+from _suite import Run, Settings, Table, numbers
 
 SUITES = ("numpy", "core", "pinned", "device")
 QUICK_ROUNDS, ROUNDS = 2, 7
+
+# What `all` measures, in this order: the cases that targets are about, and the sizes.
+UP_TO_1_MIB = [4 * KIB, 64 * KIB, 256 * KIB, MIB]
+ALL: tuple[tuple[str, str, list[int]], ...] = (
+    ("numpy", "c_empty", [8, 64, 512, KIB, *UP_TO_1_MIB]),
+    ("numpy", "c_zeros", [8, 64, 512, KIB]),
+    (
+        "numpy",
+        "empty_together",
+        [*UP_TO_1_MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB, GIB],
+    ),
+    ("core", "pair", [64, 64 * KIB, MIB]),
+    ("core", "live", []),
+    ("core", "threads", []),
+    ("core", "handoff", []),
+    ("core", "fragmentation", []),
+    ("core", "grow", []),
+    ("device", "c_pair", []),
+    ("device", "c_live", []),
+    ("device", "c_random", []),
+    ("device", "c_multi_stream", []),
+    ("device", "c_threads", []),
+    ("device", "c_fragmentation", []),
+    ("device", "c_grow", []),
+    ("pinned", "c_pair", []),
+    ("pinned", "growth", []),
+    ("pinned", "c_grow", []),
+    ("numpy", "chain", [256 * KIB, MIB, 4 * MIB]),
+    ("numpy", "patterns", []),
+    ("numpy", "resize", []),
+    ("numpy", "realloc", []),
+    ("numpy", "add_together", [64 * MIB, 256 * MIB, GIB]),
+)
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("suite", choices=SUITES)
+    parser.add_argument("suite", choices=("all", *SUITES))
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     parser.add_argument(
         "--peers",
@@ -38,6 +78,18 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--quick", action="store_true", help="tiny sizes, to try the script"
+    )
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=math.inf,
+        metavar="SECONDS",
+        help="for the whole run; what does not fit is named, not shortened",
+    )
+    parser.add_argument(
+        "--targets",
+        action="store_true",
+        help="end with what is met and what is missed (as 'all' does)",
     )
     parser.add_argument("--rounds", type=int, help=f"turns of each way ({ROUNDS})")
     parser.add_argument("--sizes", type=numbers, default=[], metavar="8,64KiB,1MiB")
@@ -83,6 +135,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
     return Settings(
         quick=options.quick,
         rounds=rounds,
+        clock=Clock(options.limit),
         sizes=options.sizes,
         cases=[word for word in options.cases.split(",") if word],
         handlers=[word for word in options.handlers.split(",") if word],
@@ -93,9 +146,58 @@ def settings_of(options: argparse.Namespace) -> Settings:
     )
 
 
-def ours(settings: Settings) -> set[str]:
-    """The ways that must not fail; a peer may."""
-    return {*settings.handlers, "addresses", "numpy_rmm", "numpy_rmm immediate"}
+def ours_failed(settings: Settings, tables: list[Table]) -> set[str]:
+    """A peer may fail, ours must not."""
+    names = ("numpy_rmm", "addresses", *settings.handlers)
+    failed = (way for table in tables for case in table.cases for way in case.failed)
+    return {way for way in failed if way.startswith(names)}
+
+
+def run_one(run: Run, options: argparse.Namespace, settings: Settings) -> None:
+    module = importlib.import_module(f"suites.{options.suite}")
+    unknown = sorted(set(settings.cases) - set(module.CASES))
+    if unknown:
+        raise SystemExit(f"no case {unknown[0]}; there are {', '.join(module.CASES)}")
+    look_for_peers(settings, options.peers, module.PEERS)
+    run.begin(options.suite, settings)
+    try:
+        module.run(run)
+    except CannotCompile as error:
+        raise SystemExit(
+            f"the {options.suite} suite cannot be built: {error}"
+        ) from None
+
+
+# What targets compare with; of the others a brief run has no use.
+BRIEF_PEERS = {"core": ("mimalloc",), "pinned": ("librmm",), "device": ("librmm",)}
+
+
+def run_all(run: Run, options: argparse.Namespace, settings: Settings) -> None:
+    """Suite by suite, in turns where that is the order of `ALL`; what cannot run here
+    says why and the others go on."""
+    chosen = [word for word in (options.peers or "").split(",") if word]
+    of_suite: dict[str, Settings] = {}
+    for suite in SUITES:
+        mine = of_suite[suite] = dataclasses.replace(
+            settings, brief=True, peers={}, absent={}, versions={}
+        )
+        known = BRIEF_PEERS.get(suite, ())
+        words = [w for w in chosen if w.partition("=")[0] in known]
+        look_for_peers(mine, ",".join(words) if chosen else None, known)
+    unable: set[str] = set()
+    for suite, case, sizes in ALL:
+        if suite in unable or (settings.cases and case not in settings.cases):
+            continue
+        mine = dataclasses.replace(
+            of_suite[suite], cases=[case], sizes=[] if settings.quick else sizes
+        )
+        module = importlib.import_module(f"suites.{suite}")
+        run.begin(suite, mine)
+        try:
+            module.run(run)
+        except (CannotCompile, CannotRun, OutOfTime) as error:
+            unable.add(suite)
+            run.output.show(f"{suite} is left out: {error}")
 
 
 def main() -> None:
@@ -107,20 +209,16 @@ def main() -> None:
     options = parse()
     if options.simulator:
         os.environ["NUMPY_RMM_CUDA_LIBRARY"] = "simulator"
-    settings = settings_of(options)
-    module = importlib.import_module(f"suites.{options.suite}")
-    unknown = sorted(set(settings.cases) - set(module.CASES))
-    if unknown:
-        raise SystemExit(f"no case {unknown[0]}; there are {', '.join(module.CASES)}")
-    look_for_peers(settings, options.peers, module.PEERS)
-    try:
-        tables = module.run(settings)
-    except CannotCompile as error:
-        raise SystemExit(
-            f"the {options.suite} suite cannot be built: {error}"
-        ) from None
-    print_all(options.suite, settings, tables, options.json)
-    if any(set(case.failed) & ours(settings) for t in tables for case in t.cases):
+    run = Run(options.suite, options.json)
+    if options.suite == "all":
+        run_all(run, options, settings_of(options))
+    else:
+        try:
+            run_one(run, options, settings_of(options))
+        except CannotRun as error:
+            raise SystemExit(str(error)) from None
+    run.finish(with_targets=options.targets or options.suite == "all")
+    if ours_failed(run.settings, run.tables):
         raise SystemExit("something of ours failed: see the notes")
 
 

@@ -129,7 +129,9 @@ create_new_pool(const char *name, nrm_resource **out)
     snprintf(source, sizeof source, "%s_direct", name);
     nrm_status status = nrm_registry_get(source, &upstream);
     if (status == NRM_OK) {
-        status = nrm_pool_create(upstream, NULL, out);
+        nrm_pool_options options = NRM_OPTIONS(nrm_pool_options);
+        options.initial_nbytes = parameter("initial", 0);
+        status = nrm_pool_create(upstream, &options, out);
         nrm_resource_release(upstream);
     }
     return status;

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from _bench import KIB, MIB, size
 from _compile import program
-from _suite import Case, Measured, Settings, Table, in_turns, preload
+from _progress import OutOfTime
+from _suite import Measured, Run, Settings, Table, preload
 
 PEERS = ("mimalloc", "jemalloc", "tcmalloc")
 CASES = (
@@ -32,13 +33,13 @@ CASES = (
     "replay",
     "grow",
 )
+Parameters = dict[str, int | str]
 MALLOC = "malloc"
 ADDRESSES = "addresses"
+ADAPTORS: Parameters = {"adaptors": 1}  # statistics over a limit over the resource
 THREADS = (1, 2, 4, 8, 16)
 PAIR_SIZES = [8, 64, 512, 4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB, 256 * MIB]
 RANDOM_MIB = (1, 4, 64, 1024, 4096)
-
-Parameters = dict[str, int | str]
 
 
 def measure(
@@ -46,17 +47,23 @@ def measure(
     workload: str,
     allocator: str,
     parameters: Parameters,
+    settings: Settings,
     environ: Mapping[str, str] | None = None,
 ) -> Measured:
     """One process of the C program; if it fails, why."""
     words = [f"{key}={value}" for key, value in parameters.items()]
-    done = subprocess.run(
-        [str(nrm_bench), workload, allocator, *words],
-        env={**os.environ, **(environ or {})},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    timeout = settings.clock.timeout()
+    try:
+        done = subprocess.run(
+            [str(nrm_bench), workload, allocator, *words],
+            env={**os.environ, **(environ or {})},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout,
+        )
+    except subprocess.TimeoutExpired:
+        raise OutOfTime("the time was up while it was measured") from None
     if done.returncode != 0 or not done.stdout:
         error = done.stderr.strip() or f"ended with {done.returncode}"
         return {"error": error.removeprefix("nrm_bench: ")}
@@ -64,83 +71,100 @@ def measure(
 
 
 class Suite:
-    """The program, the settings, and a way for every allocator."""
+    """The program, the run, and a way for every allocator."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.program = settings.program or program(settings.build)
-        self.quick = settings.quick
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.settings = run.settings
+        self.program = self.settings.program or program(self.settings.build)
+        self.quick = self.settings.quick
+        self.pick = self.settings.pick
 
-    def pick(self, quick: int, full: int) -> int:
-        return quick if self.quick else full
+    def way(
+        self, workload: str, allocator: str, parameters: Parameters, library: str = ""
+    ) -> Callable[[], Measured]:
+        return partial(
+            measure,
+            *(self.program, workload, allocator, parameters, self.settings),
+            environ=preload(library),
+        )
 
     def ways(
-        self, workload: str, parameters: Parameters, addresses: bool = True
+        self,
+        workload: str,
+        parameters: Parameters,
+        addresses: bool = True,
+        adaptors: bool = False,
     ) -> dict[str, Callable[[], Measured]]:
         """malloc and its replacements, our host handlers, and the pool of addresses."""
         settings = self.settings
-
-        def way(allocator: str, library: str = "") -> Callable[[], Measured]:
-            return partial(
-                measure,
-                self.program,
-                workload,
-                allocator,
-                parameters,
-                preload(library),
-            )
-
-        ways = {MALLOC: way(MALLOC)}
-        ways |= {name: way(name) for name in settings.handlers}
-        if addresses:
-            ways[ADDRESSES] = way(ADDRESSES)
-        ways |= {name: way(MALLOC, lib) for name, lib in settings.peers.items()}
+        ways = {MALLOC: self.way(workload, MALLOC, parameters)}
+        ways |= {
+            name: self.way(workload, name, parameters) for name in settings.handlers
+        }
+        for name in settings.handlers if adaptors else []:
+            more = {**parameters, **ADAPTORS}
+            ways[f"{name} statistics+limit"] = self.way(workload, name, more)
+        if addresses and not settings.brief:
+            ways[ADDRESSES] = self.way(workload, ADDRESSES, parameters)
+        ways |= {
+            name: self.way(workload, MALLOC, parameters, lib)
+            for name, lib in settings.peers.items()
+        }
         return ways
 
-    def case(
-        self, name: str, workload: str, parameters: Parameters, addresses: bool = True
-    ) -> Case:
-        ways = self.ways(workload, parameters, addresses)
-        return in_turns(name, ways, self.settings.rounds)
+    def row(
+        self,
+        table: Table,
+        name: str,
+        workload: str,
+        parameters: Parameters,
+        addresses: bool = True,
+        adaptors: bool = False,
+    ) -> None:
+        ways = self.ways(workload, parameters, addresses, adaptors)
+        table.measure(name, partial(self.settings.in_turns, name, ways))
 
 
 def pair(suite: Suite) -> Table:
-    table = Table("Hot pair: allocate and deallocate one size", "ns", MALLOC)
+    title = "Hot pair: allocate and deallocate one size"
+    table = suite.run.table("pair", title, "ns", MALLOC)
     quick = [64, 64 * KIB]
     for nbytes in suite.settings.sizes or (quick if suite.quick else PAIR_SIZES):
         parameters: Parameters = {"size": nbytes, "samples": suite.pick(5, 50)}
         parameters["batch"] = 1000 if nbytes <= 16 * MIB else 50
-        table.cases.append(suite.case(size(nbytes), "pair", parameters))
+        suite.row(table, size(nbytes), "pair", parameters, adaptors=True)
     return table
 
 
 def live(suite: Suite) -> Table:
-    table = Table("Free and allocate among live blocks of 1 B to 64 KiB", "ns", MALLOC)
+    title = "Free and allocate among live blocks of 1 B to 64 KiB"
+    table = suite.run.table("live", title, "ns", MALLOC)
     for n in (1000, 32000):
         n = suite.pick(n // 100, n)
         parameters: Parameters = {"n": n, "samples": suite.pick(5, 50)}
-        table.cases.append(suite.case(f"{n:,} live", "live", parameters))
+        suite.row(table, f"{n:,} live", "live", parameters)
     return table
 
 
 def churn(suite: Suite) -> Table:
-    table = Table("Churn: groups of 512 blocks, made and dropped", "ns", MALLOC)
+    title = "Churn: groups of 512 blocks, made and dropped"
+    table = suite.run.table("churn", title, "ns", MALLOC)
     for low, high in ((16, 4 * KIB), (16, MIB), (64 * KIB, 16 * MIB)):
         parameters: Parameters = {"min": low, "max": high}
         parameters |= {"samples": suite.pick(3, 50)}
-        name = f"{size(low)} to {size(high)}"
-        table.cases.append(suite.case(name, "churn", parameters))
+        suite.row(table, f"{size(low)} to {size(high)}", "churn", parameters)
     return table
 
 
 def random_allocations(suite: Suite) -> Table:
-    table = Table("random_allocations, as RMM defines it", "ms", MALLOC)
+    title = "random_allocations, as RMM defines it"
+    table = suite.run.table("random", title, "ms", MALLOC)
     for n in (1000,) if suite.quick else (1000, 10_000, 100_000):
         for mib in (4,) if suite.quick else RANDOM_MIB:
             parameters: Parameters = {"n": n, "max": f"{mib} MiB"}
             parameters |= {"samples": suite.pick(1, 3 if n < 100_000 else 1)}
-            name = f"{n:,} × ≤ {mib} MiB"
-            table.cases.append(suite.case(name, "random", parameters))
+            suite.row(table, f"{n:,} × ≤ {mib} MiB", "random", parameters)
     table.notes.append(
         "At most 16,000 MiB live, 73 % allocations. Nobody's memory is touched, so "
         "that the kernel's part is mapping only; failed requests are counted."
@@ -149,17 +173,25 @@ def random_allocations(suite: Suite) -> Table:
 
 
 def threads(suite: Suite) -> Table:
-    table = Table("Threads with blocks of their own, 16 B to 64 KiB", "ns", MALLOC)
-    cores = len(os.sched_getaffinity(0))
-    counts = [n for n in THREADS if n <= max(cores, 2 if suite.quick else 1)]
-    for n in counts:
+    title = "Threads with blocks of their own, 16 B to 64 KiB"
+    table = suite.run.table("threads", title, "ns", MALLOC)
+    for n in thread_counts(suite, table, [1]):
         parameters: Parameters = {"n": n, "samples": suite.pick(2, 5)}
         parameters["operations"] = suite.pick(5000, 200_000)
-        table.cases.append(suite.case(threads_name(n), "threads", parameters))
-    for n in THREADS:
-        if n not in counts:
-            table.notes.append(f"{n} threads are left out: there are {cores} cores.")
+        suite.row(table, threads_name(n), "threads", parameters)
     return with_scaling(table)
+
+
+def thread_counts(suite: Suite, table: Table, least: list[int]) -> list[int]:
+    """As many as there are cores for; the others are named."""
+    cores = max(len(os.sched_getaffinity(0)), least[-1])
+    wanted = [n for n in THREADS if n >= least[0]]
+    table.notes += [
+        f"{n} threads are left out: there are {cores} cores."
+        for n in wanted
+        if n > cores
+    ]
+    return [n for n in wanted if n <= cores]
 
 
 def threads_name(n: int) -> str:
@@ -168,7 +200,7 @@ def threads_name(n: int) -> str:
 
 def with_scaling(table: Table) -> Table:
     """Times faster than one thread, beside each way's figures."""
-    alone = table.cases[0].ways
+    alone = next((c.ways for c in table.cases if c.name == "1 thread"), {})
     for case in table.cases:
         for way, found in case.ways.items():
             if way in alone:
@@ -178,15 +210,12 @@ def with_scaling(table: Table) -> Table:
 
 
 def handoff(suite: Suite) -> Table:
-    table = Table("Blocks of 1 KiB, freed by another thread", "ns", MALLOC)
-    cores = len(os.sched_getaffinity(0))
-    for n in (n for n in THREADS if n > 1):
-        if n > max(cores, 2):
-            table.notes.append(f"{n} threads are left out: there are {cores} cores.")
-            continue
+    title = "Blocks of 1 KiB, freed by another thread"
+    table = suite.run.table("handoff", title, "ns", MALLOC)
+    for n in thread_counts(suite, table, [2]):
         parameters: Parameters = {"n": n, "samples": suite.pick(2, 5)}
         parameters["operations"] = suite.pick(5000, 100_000)
-        table.cases.append(suite.case(threads_name(n), "handoff", parameters))
+        suite.row(table, threads_name(n), "handoff", parameters)
     return table
 
 
@@ -197,57 +226,72 @@ def trace_parameters(suite: Suite, largest: bool) -> Parameters:
     else:
         live_mib, max_mib = suite.pick(32, 1024), suite.pick(1, 16)
     return {
-        "operations": suite.pick(2000, 100_000 if largest else 20_000),
+        "operations": suite.pick(2000, 100_000 if largest else 10_000),
         "live": f"{live_mib} MiB",
         "max": f"{max_mib} MiB",
     }
 
 
 def fragmentation(suite: Suite) -> Table:
-    """Every byte is written but of addresses, so resident memory is what is used."""
-    table = Table("Peak memory over peak live, synthetic trace", "×", MALLOC)
-    parameters = trace_parameters(suite, largest=False)
-    by_resident = suite.ways("usage", {**parameters, "resident": 1}, addresses=False)
-    name = f"{parameters['live']} live, resident"
-    table.cases.append(in_turns(name, by_resident, 1 if suite.quick else 3))
-    parameters = trace_parameters(suite, largest=True)
-    for names in ([*suite.settings.handlers], [ADDRESSES]):
-        large = parameters if names == [ADDRESSES] else trace_parameters(suite, False)
-        ways = {
-            way: partial(measure, suite.program, "usage", way, large) for way in names
+    """Every byte is written but of addresses, so resident memory is what is used.
+
+    The same trace gives the same figure each time: a turn is a trace of its own.
+    """
+    title = "Peak memory over peak live, synthetic traces"
+    table = suite.run.table("fragmentation", title, "×", MALLOC)
+    n_traces = {"samples": suite.settings.rounds}
+    small = trace_parameters(suite, largest=False)
+    if not suite.settings.brief:
+        ways = suite.ways("usage", {**small, "resident": 1}, addresses=False)
+        rounds = 1 if suite.quick else suite.settings.rounds
+        name = f"{small['live']} live, resident"
+        table.measure(name, lambda: suite.settings.in_turns(name, ways, rounds))
+        reserved = {
+            handler: suite.way("usage", handler, {**small, **n_traces})
+            for handler in suite.settings.handlers
         }
-        name = f"{large['live']} live, reserved"
-        table.cases.append(in_turns(name, ways, 1))
+        of_ours = f"{small['live']} live, reserved"
+        table.measure(of_ours, lambda: suite.settings.in_turns(of_ours, reserved, 1))
+    large: Parameters = {**trace_parameters(suite, largest=True), **n_traces}
+    ways_of_addresses = {
+        ADDRESSES: suite.way("usage", ADDRESSES, large),
+        f"{ADDRESSES}, host": suite.way("usage", ADDRESSES, {**large, "kind": "host"}),
+    }
+    of_addresses = f"{large['live']} live, reserved"
+    table.measure(
+        of_addresses,
+        lambda: suite.settings.in_turns(of_addresses, ways_of_addresses, 1),
+    )
     table.notes.append(
         "Sizes are uniform in the logarithm; of the blocks 70 % are last in first out, "
-        "20 % first in first out, 10 % long; 80 % repeat a shape."
+        "20 % first in first out, 10 % long; 80 % repeat a shape. A sample is a trace."
     )
     return table
 
 
 def replay(suite: Suite) -> Table:
-    table = Table("Replay of a trace", "ns", MALLOC)
+    table = suite.run.table("replay", "Replay of a trace", "ns", MALLOC)
     samples = suite.pick(2, 5)
     parameters = trace_parameters(suite, largest=False) | {"samples": samples}
-    table.cases.append(suite.case("synthetic", "replay", parameters))
+    suite.row(table, "synthetic", "replay", parameters)
     if suite.settings.trace:
         recorded: Parameters = {"file": str(suite.settings.trace), "samples": samples}
-        table.cases.append(suite.case("recorded", "replay", recorded))
+        suite.row(table, "recorded", "replay", recorded)
     return table
 
 
 def grow(suite: Suite) -> Table:
     steps = suite.pick(4, 16)
     title = f"A pair of 64 KiB while another thread makes {steps} blocks of 64 MiB"
-    table = Table(title, "ns", MALLOC)
+    table = suite.run.table("grow", title, "ns", MALLOC)
     parameters: Parameters = {"steps": steps, "rounds": suite.pick(2, 20)}
-    table.cases.append(suite.case("64 KiB", "grow", parameters))
+    suite.row(table, "64 KiB", "grow", parameters)
     table.notes.append("Single pairs: the clock, some 25 ns, is in them.")
     return table
 
 
-def run(settings: Settings) -> list[Table]:
-    suite = Suite(settings)
+def run(run: Run) -> None:
+    suite = Suite(run)
     makers = {
         "pair": pair,
         "live": live,
@@ -259,4 +303,6 @@ def run(settings: Settings) -> list[Table]:
         "replay": replay,
         "grow": grow,
     }
-    return [make(suite) for name, make in makers.items() if settings.wants(name)]
+    for name, make in makers.items():
+        if run.settings.wants(name):
+            run.done(make(suite))

@@ -6,12 +6,17 @@ program and of random allocations to our pool.
 
 from __future__ import annotations
 
+from functools import partial
+
 from _bench import KIB, MIB, size
 from _gpu import OURS
 from _gpu_suite import (
+    RMM,
+    SLOW,
     CSuite,
     Suite,
-    c_tables,
+    Ways,
+    c_table,
     growing_table,
     growth_table,
     multi_stream,
@@ -26,11 +31,13 @@ from _gpu_suite import random_allocations as _random_allocations
 from _gpu_suite import shrinking as _shrinking
 from _gpu_suite import try_way as _try_way
 from _gpu_suite import while_growing as _while_growing
-from _suite import Settings, Table
+from _suite import Run, Table
+
+from suites.core import threads_name, with_scaling
 
 __all__ = ["CASES", "PEERS", "multi_stream", "run"]
 
-PEERS = ("cupy", "torch", "rmm")
+PEERS = ("cupy", "torch", "rmm", "librmm")
 CASES = (
     "growth",
     "shrink",
@@ -42,6 +49,7 @@ CASES = (
     "c_grow",
     "c_live",
     "c_random",
+    "c_multi_stream",
     "c_threads",
     "c_fragmentation",
 )
@@ -73,77 +81,149 @@ def random_allocations(*args):  # type: ignore[no-untyped-def]
     return _random_allocations("device", *args)
 
 
-ASYNC = {"cuMemAllocAsync": ("cuMemAllocAsync", {"streams": 1})}
-STREAM = {OURS: ("device", {"streams": 1}), **ASYNC}
+ASYNC = "cuMemAllocAsync"
 
 
-def c_pair(suite: Suite) -> list[Table]:
-    table = Table("Hot pair, C level, one stream", "ns", OURS)
-    bare = ("device", {"streams": 1, "wrap": 1})
-    c = CSuite(suite, {**STREAM, "numpy_rmm, bare handle": bare})
-    for nbytes in (256, 64 * KIB, MIB, 16 * MIB)[: suite.pick(2, 4)]:
-        parameters = {"size": nbytes, "samples": suite.pick(3, 50)}
-        table.cases.append(c.case(size(nbytes), "pair", parameters))
-    return [table]
+def peers_and(suite: Suite, ours: Ways, own: dict[str, int], slow: bool = True) -> Ways:
+    """Ours, the driver's pool and RMM's, all with the same parameters."""
+    ways = {
+        way: (allocator, {**own, **more}) for way, (allocator, more) in ours.items()
+    }
+    ways[ASYNC] = (ASYNC, {**own})
+    for way, allocator in RMM.items():
+        if slow or way not in SLOW or not suite.settings.brief:
+            ways[way] = (allocator, {**own})
+    return ways
 
 
-def c_grow(suite: Suite) -> list[Table]:
+def c_pair(suite: Suite) -> Table:
+    ours: Ways = {
+        OURS: ("device", {}),
+        "numpy_rmm, bare handle": ("device", {"wrap": 1}),
+        "numpy_rmm statistics+limit": ("device", {"adaptors": 1}),
+    }
+    ways = peers_and(suite, ours, {"streams": 1})
+    ways["rmm statistics+limit"] = ("rmm:statistics", {"streams": 1})
+    sizes = (64 * KIB,) if suite.settings.brief else (256, 64 * KIB, MIB, 16 * MIB)
+
+    def fill(c: CSuite, table: Table) -> None:
+        for nbytes in sizes[: suite.pick(2, 4)]:
+            parameters = {"size": nbytes, "samples": suite.pick(3, 20)}
+            c.row(table, size(nbytes), "pair", parameters)
+
+    return c_table(suite, "c_pair", "Hot pair, one stream", "ns", ways, fill)
+
+
+def c_grow(suite: Suite) -> Table:
     step = suite.pick(MIB, 64 * MIB)
-    title = f"A pair of 64 KiB while another thread takes 16 × {size(step)}, C level"
-    table = Table(title, "ns", OURS)
+    title = f"A pair of 64 KiB while another thread takes 16 × {size(step)}"
+    ways: Ways = {OURS: ("device", {"streams": 1}), ASYNC: (ASYNC, {"streams": 1})}
     parameters = {"step": step, "steps": 16, "rounds": suite.pick(1, 10)}
-    table.cases.append(CSuite(suite, STREAM).case("64 KiB", "grow", parameters))
-    return [table]
+
+    def fill(c: CSuite, table: Table) -> None:
+        c.row(table, "64 KiB", "grow", parameters)
+
+    return c_table(suite, "c_grow", title, "ns", ways, fill)
 
 
-def c_live(suite: Suite) -> list[Table]:
-    table = Table("Free and allocate among live blocks, C level", "ns", OURS)
-    for n in (1000, 32000):
-        n = suite.pick(n // 100, n)
-        parameters = {"n": n, "samples": suite.pick(3, 50)}
-        case = CSuite(suite, STREAM).case(f"{n:,} live", "live", parameters)
-        table.cases.append(case)
-    return [table]
+def c_live(suite: Suite) -> Table:
+    ways = peers_and(suite, {OURS: ("device", {})}, {"streams": 1}, slow=False)
+
+    def fill(c: CSuite, table: Table) -> None:
+        for n in (1000, 32000):
+            n = suite.pick(n // 100, n)
+            parameters = {"n": n, "samples": suite.pick(3, 10)}
+            c.row(table, f"{n:,} live", "live", parameters)
+
+    return c_table(suite, "c_live", "Free and allocate among live blocks", "ns", ways,
+                   fill)  # fmt: skip
 
 
-def c_random(suite: Suite) -> list[Table]:
-    table = Table("random_allocations, as RMM defines it, C level", "ms", OURS)
-    cases = [(100, 1)] if suite.settings.quick else [(10_000, 4), (100_000, 4)]
-    cases += [] if suite.settings.quick else [(100_000, 1)]
-    for n, mib in cases:
-        parameters = {"n": n, "max": f"{mib} MiB", "samples": 1}
-        case = CSuite(suite, STREAM).case(f"{n:,} × ≤ {mib} MiB", "random", parameters)
-        table.cases.append(case)
-    return [table]
+def c_random(suite: Suite) -> Table:
+    """On the default stream, as RMM's program has it."""
+    ways = peers_and(suite, {OURS: ("device", {})}, {"legacy": 1}, slow=False)
+    cases = [(10_000, 4), (100_000, 4), (100_000, 1)]
+    cases = [(100_000, 4)] if suite.settings.brief else cases
+    cases = [(100, 1)] if suite.settings.quick else cases
+
+    def fill(c: CSuite, table: Table) -> None:
+        for n, mib in cases:
+            parameters = {"n": n, "max": f"{mib} MiB", "samples": 1}
+            c.row(table, f"{n:,} × ≤ {mib} MiB", "random", parameters)
+
+    title = "random_allocations, as RMM defines it"
+    return c_table(suite, "c_random", title, "ms", ways, fill)
 
 
-def c_threads(suite: Suite) -> list[Table]:
-    title = "Threads with pairs of 64 KiB, own stream each, C level"
-    table = Table(title, "ns", OURS)
-    ways = {way: (allocator, {}) for way, (allocator, _) in STREAM.items()}
-    for n in (1, 2) if suite.settings.quick else (1, 2, 4, 8, 16):
-        parameters = {"n": n, "live": 1, "size": 64 * KIB, "streams": n}
-        parameters |= {"operations": suite.pick(200, 20_000)}
-        name = f"{n} thread{'s' if n > 1 else ''}"
-        table.cases.append(CSuite(suite, ways).case(name, "threads", parameters))
-    return [table]
+INITIAL = "numpy_rmm, 64 MiB from the start"  # RMM's pool and arena have half of all
+MOMENTS = {
+    "cold": {"cold": 1},
+    "not warmed, again and again": {},
+    "warm": {"warm": 1},
+}
 
 
-def c_fragmentation(suite: Suite) -> list[Table]:
-    """What the GPU has not finished counts as live."""
-    table = Table("Peak reserved over peak live, synthetic trace", "×", OURS)
+def c_multi_stream(suite: Suite) -> Table:
+    """Four kernels on four streams that the default stream waits for, as RMM's are."""
+    ours: Ways = {
+        OURS: ("device", {"new": 1}),
+        INITIAL: ("device", {"new": 1, "initial": "64 MiB"}),
+    }
+    ways = peers_and(suite, ours, {"streams": 4, "blocking": 1})
+    alone = {"streams": 4, "blocking": 1, "alone": 1}
+    ways["kernels alone"] = ("device", alone)
+
+    def fill(c: CSuite, table: Table) -> None:
+        table.limit = "kernels alone"
+        for moment, own in MOMENTS.items():
+            if suite.settings.brief and moment not in ("cold", "warm"):
+                continue
+            n_samples = 3 if moment == "cold" else suite.pick(3, 100)
+            parameters = {"kernels": 4, "samples": n_samples, **own}
+            c.row(table, moment, "multi_stream", parameters)
+
+    title = "multi_stream_allocations 4×4, as RMM defines it"
+    return c_table(suite, "c_multi_stream", title, "µs", ways, fill)
+
+
+def c_threads(suite: Suite) -> Table:
+    counts = (1, 8) if suite.settings.brief else (1, 2, 4, 8, 16)
+    counts = (1, 2) if suite.settings.quick else counts
+    ways = peers_and(suite, {OURS: ("device", {})}, {})
+    ways = {way: ways[way] for way in ways if way != "rmm pool" or len(counts) > 2}
+
+    def fill(c: CSuite, table: Table) -> None:
+        for n in counts:
+            parameters = {"n": n, "live": 1, "size": 64 * KIB, "streams": n}
+            parameters |= {"operations": suite.pick(200, 20_000)}
+            parameters |= {"samples": 2 if suite.settings.brief else 5}
+            c.row(table, threads_name(n), "threads", parameters)
+        with_scaling(table)
+
+    title = "Threads with pairs of 64 KiB, own stream each"
+    return c_table(suite, "c_threads", title, "ns", ways, fill)
+
+
+def c_fragmentation(suite: Suite) -> Table:
+    """What the GPU has not finished counts as live. A turn is a trace of its own."""
     live, largest = suite.pick(64, 4096), suite.pick(1, 64)
-    for n in (1, 4):
-        parameters = {"streams": n, "trace_streams": n, "live": f"{live} MiB"}
-        parameters |= {"max": f"{largest} MiB", "operations": suite.pick(2000, 100_000)}
-        ways = {OURS: ("device", {})}
-        name = f"{live} MiB live, {n} stream{'s' if n > 1 else ''}"
-        table.cases.append(CSuite(suite, ways).case(name, "usage", parameters))
-    return [table]
+
+    def fill(c: CSuite, table: Table) -> None:
+        for n in (1, 4):
+            parameters = {"streams": n, "trace_streams": n, "live": f"{live} MiB"}
+            parameters |= {"max": f"{largest} MiB", "samples": suite.settings.rounds}
+            parameters |= {"operations": suite.pick(2000, 100_000)}
+            name = f"{live} MiB live, {n} stream{'s' if n > 1 else ''}"
+            rounds = {OURS: c.runs("usage", parameters)[OURS]}
+            table.measure(name, partial(c.settings.in_turns, name, rounds, 1))
+
+    title = "Peak reserved over peak live, synthetic traces"
+    ways: Ways = {OURS: ("device", {})}
+    return c_table(suite, "c_fragmentation", title, "×", ways, fill)
 
 
-def run(settings: Settings) -> list[Table]:
-    suite = Suite("device", settings)
+def run(run: Run) -> None:
+    suite = Suite("device", run)
     makers = {
         "growth": growth_table,
         "shrink": shrink_table,
@@ -151,17 +231,14 @@ def run(settings: Settings) -> list[Table]:
         "growing": growing_table,
         "multi_stream": multi_stream_table,
         "random": random_table,
-    }
-    c_makers = {
         "c_pair": c_pair,
         "c_grow": c_grow,
         "c_live": c_live,
         "c_random": c_random,
+        "c_multi_stream": c_multi_stream,
         "c_threads": c_threads,
         "c_fragmentation": c_fragmentation,
     }
-    tables = [make(suite) for name, make in makers.items() if settings.wants(name)]
-    for name, make in c_makers.items():
-        if settings.wants(name):
-            tables += c_tables(suite, make, f"{name[2:]}, C level")
-    return tables
+    for name, make in makers.items():
+        if run.settings.wants(name):
+            run.done(make(suite))

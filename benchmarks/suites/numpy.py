@@ -21,15 +21,8 @@ from typing import Any
 
 from _bench import GIB, KIB, MIB, interleaved, size
 from _compile import CannotCompile, extension, load
-from _suite import (
-    Case,
-    Measured,
-    Settings,
-    Table,
-    in_turns,
-    new_process,
-    preload,
-)
+from _progress import turns
+from _suite import Case, Measured, Run, Settings, preload
 
 PEERS = ("mimalloc", "jemalloc", "tcmalloc", "numpy-allocator")
 SIZES = [8, 64, KIB, 4 * KIB, 64 * KIB, 256 * KIB]
@@ -63,7 +56,12 @@ TITLES = {
     "fromstring": "np.fromstring(text, sep=' '), a growing reader, by the array's size",
 }
 LARGEST_TEXT = 16 * MIB  # parsing is slow
-CASES = (*STATEMENTS, "resize", "realloc", "patterns", "c_empty", "c_zeros")
+TOGETHER = ("empty", "add")  # whose ways also take turns within a process
+CASES = (
+    *STATEMENTS,
+    *(f"{name}_together" for name in TOGETHER),
+    *("resize", "realloc", "patterns", "c_empty", "c_zeros"),
+)
 BUDGET_S, QUICK_BUDGET_S = 0.1, 0.01
 
 
@@ -184,6 +182,27 @@ def statement(case: str, way: str, nbytes: int, budget_s: float) -> dict[str, Me
     }
 
 
+def together(
+    case: str, ways: list[str], nbytes: int, rounds: int, budget_s: float
+) -> dict[str, list[list[float]]]:
+    """Samples of each turn, the ways in turns in a process that is warmed up."""
+    check_preloaded()
+    names = environment(case, nbytes, is_limit=bool(STATEMENTS[case][1]))
+    timers = {
+        way: timeit.Timer(STATEMENTS[case][1 if way == LIMIT else 0], globals=names)
+        for way in ways
+    }
+    warm_up()
+
+    def once(way: str) -> list[float]:
+        with allocating(way):
+            return measure(timers[way], budget_s)
+
+    for way in ways:
+        once(way)
+    return interleaved({way: partial(once, way) for way in ways}, rounds)
+
+
 def resize(way: str, last: int, steps: int, repeats: int) -> Measured:
     """Milliseconds to grow an array to ``last`` bytes; NumPy zeroes what is new."""
     check_preloaded()
@@ -213,20 +232,25 @@ def realloc(path: str, way: str, last: int, steps: int, repeats: int) -> Measure
 
 
 def c_loop(
-    path: str, function: str, ways: list[str], nbytes: int, rounds: int
-) -> dict[str, list[float]]:
-    """Nanoseconds of one array, the ways in turns within this process."""
+    path: str, function: str, ways: list[str], sizes: list[int], rounds: int
+) -> dict[str, dict[str, list[float]]]:
+    """Nanoseconds of one array of each size, the ways in turns within this process."""
     check_preloaded()
     loop = getattr(load(path), function)
-    count = max(3, min(20000, (1 << 27) // max(nbytes, 1)))
-    count = count if nbytes >= 64 * MIB else max(count, 200)
 
-    def once(way: str) -> float:
+    def once(way: str, nbytes: int, count: int) -> float:
         with allocating(way):
             loop(nbytes, min(count, 10))  # what was cached by the other way
             return loop(nbytes, count) * 1e9
 
-    return interleaved({way: partial(once, way) for way in ways}, rounds)
+    found = {}
+    for nbytes in sizes:
+        count = max(3, min(20000, (1 << 27) // max(nbytes, 1)))
+        count = count if nbytes >= 64 * MIB else max(count, 200)
+        found[str(nbytes)] = interleaved(
+            {way: partial(once, way, nbytes, count) for way in ways}, rounds
+        )
+    return found
 
 
 # ---- np.zeros in three patterns ------------------------------------------------------
@@ -313,7 +337,7 @@ def processes(
     """A fresh process of each way; ``{way}`` among the arguments is its own."""
     return {
         name: partial(
-            new_process,
+            settings.new_process,
             "numpy",
             function,
             *(way if arg == "{way}" else arg for arg in args),
@@ -344,21 +368,61 @@ def sizes_for(case: str, settings: Settings, notes: list[str]) -> list[int]:
     return [nbytes for nbytes in chosen if nbytes <= most]
 
 
-def statement_table(case: str, settings: Settings) -> Table:
+MOMENTS = ("fresh", "warmed up")
+
+
+def statement_table(run: Run, case: str) -> None:
+    settings = run.settings
     has_limit = bool(STATEMENTS[case][1])
-    table = Table(
-        f"{TITLES[case]}, Python level", "µs", DEFAULT, limit=LIMIT if has_limit else ""
-    )
+    title = f"{TITLES[case]}, Python level"
+    table = run.table(case, title, "µs", DEFAULT, LIMIT if has_limit else "")
     budget_s = QUICK_BUDGET_S if settings.quick else BUDGET_S
-    for nbytes in sizes_for(case, settings, table.notes):
+
+    def rows(nbytes: int) -> list[Case]:
         ways = processes(
             settings, "statement", case, "{way}", nbytes, budget_s, limit=has_limit
         )
-        found = interleaved(ways, settings.rounds)
-        for moment in ("fresh", "warmed up"):
-            rounds = {way: [one[moment] for one in found[way]] for way in found}
-            table.cases.append(Case.of(f"{size(nbytes)}, {moment}", rounds))
-    return table
+        found = turns(ways, settings.rounds, settings.clock)
+        return [
+            Case.of(
+                f"{size(nbytes)}, {moment}",
+                {way: [one[moment] for one in found[way]] for way in found},
+            )
+            for moment in MOMENTS
+        ]
+
+    for nbytes in sizes_for(case, settings, table.notes):
+        names = [f"{size(nbytes)}, {moment}" for moment in MOMENTS]
+        table.measure(names, partial(rows, nbytes))
+    run.done(table)
+
+
+def together_table(run: Run, case: str) -> None:
+    """One process a size, which all ways share; preloaded peers have no place in it."""
+    settings = run.settings
+    has_limit = bool(STATEMENTS[case][1])
+    title = f"{TITLES[case]}, Python level, the ways in turns in one process"
+    table = run.table(
+        f"{case}_together", title, "µs", DEFAULT, LIMIT if has_limit else ""
+    )
+    ways = {DEFAULT: DEFAULT} | ({LIMIT: LIMIT} if has_limit else {})
+    ways |= {name: f"handler {name}" for name in settings.handlers}
+    budget_s = QUICK_BUDGET_S if settings.quick else BUDGET_S
+
+    def row(nbytes: int) -> Case:
+        found = settings.new_process(
+            *("numpy", "together", case, list(ways.values()), nbytes),
+            *(settings.rounds, budget_s / 2),
+        )
+        rounds = {
+            name: [{"samples": samples} for samples in found[way]]
+            for name, way in ways.items()
+        }
+        return Case.of(size(nbytes), rounds)
+
+    for nbytes in sizes_for(case, settings, table.notes):
+        table.measure(size(nbytes), partial(row, nbytes))
+    run.done(table)
 
 
 def growth_target(settings: Settings) -> tuple[int, int, int]:
@@ -366,36 +430,43 @@ def growth_target(settings: Settings) -> tuple[int, int, int]:
     return (4 * MIB, 16, 2) if settings.quick else (256 * MIB, 64, 3)
 
 
-def resize_table(settings: Settings) -> Table:
-    last, steps, repeats = growth_target(settings)
-    table = Table(f"resize to {size(last)} in {steps} steps", "ms", DEFAULT)
-    ways = processes(settings, "resize", "{way}", last, steps, repeats)
-    table.cases.append(in_turns("resize, zeroed by NumPy", ways, settings.rounds))
-    return table
+def resize_table(run: Run) -> None:
+    last, steps, repeats = growth_target(run.settings)
+    title = f"resize to {size(last)} in {steps} steps"
+    table = run.table("resize", title, "ms", DEFAULT)
+    ways = processes(run.settings, "resize", "{way}", last, steps, repeats)
+    name = "resize, zeroed by NumPy"
+    table.measure(name, lambda: run.settings.in_turns(name, ways))
+    run.done(table)
 
 
-def patterns_table(settings: Settings) -> Table:
+def patterns_table(run: Run) -> None:
+    settings = run.settings
     nbytes = max(settings.sizes) if settings.sizes else 256 * MIB
     nbytes = 4 * MIB if settings.quick else nbytes
-    table = Table(
-        f"np.zeros of {size(nbytes)} in three patterns", "µs", DEFAULT, limit=LIMIT
-    )
+    title = f"np.zeros of {size(nbytes)} in three patterns"
+    table = run.table("patterns", title, "µs", DEFAULT, LIMIT)
+    repeats = 3 if settings.brief or settings.quick else 9
     for pattern in PATTERNS:
         is_filled = pattern == "filled and dropped in turn"
         ways = processes(
-            settings, "zeros_pattern", pattern, "{way}", nbytes, 9, limit=is_filled
+            *(settings, "zeros_pattern", pattern, "{way}", nbytes, repeats),
+            limit=is_filled,
         )
-        table.cases.append(in_turns(pattern, ways, settings.rounds))
+        table.measure(pattern, partial(settings.in_turns, pattern, ways))
     table.notes.append(
         "limit: fill(0) and fill(1) of one array that exists. Reserved and resident "
         "are looked at while the array is alive."
     )
-    return table
+    run.done(table)
 
 
-def c_loop_case(
-    path: Path, function: str, nbytes: int, settings: Settings, processes_: int
-) -> Case:
+C_TURNS = 5  # in a process, and processes: 25 in all
+
+
+def c_loop_cases(
+    path: Path, function: str, sizes: list[int], settings: Settings
+) -> list[Case]:
     """The ways of one process in turns, and the processes in turns."""
     in_process = {DEFAULT: DEFAULT}
     in_process |= {name: f"handler {name}" for name in settings.handlers}
@@ -405,74 +476,83 @@ def c_loop_case(
     for name, library in settings.peers.items():
         if library:
             groups[name] = ([DEFAULT], library)
+    n_turns = min(settings.rounds, C_TURNS)
     runs = {
         group: partial(
-            new_process,
-            "numpy",
-            "c_loop",
-            str(path),
-            function,
-            ways,
-            nbytes,
-            5,
+            settings.new_process,
+            *("numpy", "c_loop", str(path), function, ways, sizes, n_turns),
             environ=preload(library),
         )
         for group, (ways, library) in groups.items()
     }
-    found = interleaved(runs, processes_)
-    rounds: dict[str, list[Measured]] = {}
-    for name, way in in_process.items():
-        rounds[name] = [{"samples": one[way]} for one in found[""]]
-    for group in groups:
-        if group:
-            rounds[group] = [{"samples": one[DEFAULT]} for one in found[group]]
-    return Case.of(size(nbytes), rounds)
+    found = turns(runs, n_turns, settings.clock)
 
+    def rounds(group: str, way: str, nbytes: int) -> list[Measured]:
+        """Each turn of each process."""
+        return [
+            {"samples": [value]}
+            for one in found[group]
+            for value in one[str(nbytes)][way]
+        ]
 
-def compiled_tables(settings: Settings) -> list[Table]:
-    """The tables that need the C loop; without a compiler, they say so."""
-    wanted = [case for case in ("c_empty", "c_zeros") if settings.wants(case)]
-    tables = {
-        case: Table(f"np.{case[2:]} from C, made and dropped", "ns", DEFAULT)
-        for case in wanted
-    }
-    last, steps, repeats = growth_target(settings)
-    if settings.wants("realloc"):
-        tables["realloc"] = Table(
-            f"realloc to {size(last)} in {steps} steps, C level", "ms", DEFAULT
+    return [
+        Case.of(
+            size(nbytes),
+            {name: rounds("", way, nbytes) for name, way in in_process.items()}
+            | {name: rounds(name, DEFAULT, nbytes) for name in groups if name},
         )
+        for nbytes in sizes
+    ]
+
+
+def compiled_tables(run: Run) -> None:
+    """The tables that need the C loop; without a compiler, they say so."""
+    settings = run.settings
+    wanted = [case for case in ("c_empty", "c_zeros") if settings.wants(case)]
+    last, steps, repeats = growth_target(settings)
     with tempfile.TemporaryDirectory() as folder:
+        path, why = Path(), ""
         try:
-            path = extension("npy_loop", Path(folder)) if tables else Path()
+            path = extension("npy_loop", Path(folder))
         except CannotCompile as error:
-            for table in tables.values():
-                table.notes.append(f"Not measured: {error}")
-            return list(tables.values())
+            why = f"Not measured: {error}"
         for case in wanted:
-            for nbytes in c_sizes(settings):
-                turns = 1 if settings.quick else max(5, settings.rounds)
-                found = c_loop_case(path, case[2:], nbytes, settings, turns)
-                tables[case].cases.append(found)
-        if "realloc" in tables:
+            title = f"np.{case[2:]} from C, made and dropped"
+            table = run.table(case, title, "ns", DEFAULT)
+            table.notes += [why] if why else []
+            sizes = c_sizes(settings) if not why else []
+            for group in (sizes[i : i + 4] for i in range(0, len(sizes), 4)):
+                make = partial(c_loop_cases, path, case[2:], group, settings)
+                table.measure([size(nbytes) for nbytes in group], make)
+            run.done(table)
+        if settings.wants("realloc"):
+            title = f"realloc to {size(last)} in {steps} steps, C level"
+            table = run.table("realloc", title, "ms", DEFAULT)
+            table.notes += [why] if why else []
             ways = processes(
                 settings, "realloc", str(path), "{way}", last, steps, repeats
             )
-            tables["realloc"].cases.append(
-                in_turns("realloc alone", ways, settings.rounds)
-            )
-    return list(tables.values())
+            if not why:
+                name = "realloc alone"
+                table.measure(name, lambda: settings.in_turns(name, ways))
+            run.done(table)
 
 
 def c_sizes(settings: Settings) -> list[int]:
     return settings.sizes or (QUICK_SIZES if settings.quick else C_SIZES)
 
 
-def run(settings: Settings) -> list[Table]:
-    tables = [
-        statement_table(case, settings) for case in STATEMENTS if settings.wants(case)
-    ]
-    if settings.wants("resize"):
-        tables.append(resize_table(settings))
-    if settings.wants("patterns"):
-        tables.append(patterns_table(settings))
-    return tables + compiled_tables(settings)
+def run(run: Run) -> None:
+    wants = run.settings.wants
+    for case in STATEMENTS:
+        if wants(case):
+            statement_table(run, case)
+    for case in TOGETHER:
+        if wants(f"{case}_together"):
+            together_table(run, case)
+    if wants("resize"):
+        resize_table(run)
+    if wants("patterns"):
+        patterns_table(run)
+    if any(map(wants, ("c_empty", "c_zeros", "realloc"))):
+        compiled_tables(run)

@@ -11,7 +11,8 @@ from _gpu import OURS
 from _gpu_suite import (
     CSuite,
     Suite,
-    c_tables,
+    Ways,
+    c_table,
     growing_table,
     growth_table,
     pair_table,
@@ -22,9 +23,9 @@ from _gpu_suite import pairs as _pairs
 from _gpu_suite import shrinking as _shrinking
 from _gpu_suite import try_way as _try_way
 from _gpu_suite import while_growing as _while_growing
-from _suite import Settings, Table
+from _suite import Run, Table
 
-PEERS = ("cupy", "torch", "rmm")
+PEERS = ("cupy", "torch", "rmm", "librmm")
 CASES = ("growth", "shrink", "pair", "growing", "c_pair", "c_grow")
 
 # What run.py calls in processes of their own.
@@ -50,43 +51,48 @@ def while_growing(*args):  # type: ignore[no-untyped-def]
     return _while_growing("pinned", *args)
 
 
-def c_suite(suite: Suite) -> CSuite:
-    ways = {
-        OURS: ("pinned", {}),
-        "numpy_rmm immediate": ("pinned", {"reuse": "immediate"}),
-    }
-    return CSuite(suite, ways)
+IMMEDIATE = {"reuse": "immediate"}
+BASE: Ways = {OURS: ("pinned", {}), "numpy_rmm immediate": ("pinned", {**IMMEDIATE})}
+# RMM's takes its memory when it is made: it cannot grow.
+WAYS: Ways = {
+    **BASE,
+    "numpy_rmm immediate, statistics+limit": ("pinned", {**IMMEDIATE, "adaptors": 1}),
+    "rmm pool": ("rmm:pinned", {"streams": 1, "initial": "64 MiB"}),
+}
 
 
-def c_pair(suite: Suite) -> list[Table]:
-    table = Table("Hot pair, C level", "ns", OURS)
-    c = c_suite(suite)
-    for nbytes in (256, 64 * KIB, MIB)[: suite.pick(2, 3)]:
-        parameters = {"size": nbytes, "samples": suite.pick(3, 50)}
-        table.cases.append(c.case(size(nbytes), "pair", parameters))
-    return [table]
+def c_pair(suite: Suite) -> Table:
+    def fill(c: CSuite, table: Table) -> None:
+        for nbytes in (256, 64 * KIB, MIB)[: suite.pick(2, 3)]:
+            parameters = {"size": nbytes, "samples": suite.pick(3, 50)}
+            c.row(table, size(nbytes), "pair", parameters)
+
+    return c_table(suite, "c_pair", "Hot pair", "ns", WAYS, fill)
 
 
-def c_grow(suite: Suite) -> list[Table]:
+def c_grow(suite: Suite) -> Table:
     step = suite.pick(MIB, 64 * MIB)
-    title = f"A pair of 64 KiB while another thread takes 16 × {size(step)}, C level"
-    table = Table(title, "ns", OURS)
+    title = f"A pair of 64 KiB while another thread takes 16 × {size(step)}"
     parameters = {"step": step, "steps": 16, "rounds": suite.pick(1, 10)}
-    table.cases.append(c_suite(suite).case("64 KiB", "grow", parameters))
-    return [table]
+    if suite.settings.brief:
+        parameters["rounds"] = suite.pick(1, 3)
+
+    def fill(c: CSuite, table: Table) -> None:
+        c.row(table, "64 KiB", "grow", parameters)
+
+    return c_table(suite, "c_grow", title, "ns", BASE, fill)
 
 
-def run(settings: Settings) -> list[Table]:
-    suite = Suite("pinned", settings)
+def run(run: Run) -> None:
+    suite = Suite("pinned", run)
     makers = {
         "growth": growth_table,
         "shrink": shrink_table,
         "pair": pair_table,
         "growing": growing_table,
+        "c_pair": c_pair,
+        "c_grow": c_grow,
     }
-    tables = [make(suite) for name, make in makers.items() if settings.wants(name)]
-    if settings.wants("c_pair"):
-        tables += c_tables(suite, c_pair, "Hot pair, C level")
-    if settings.wants("c_grow"):
-        tables += c_tables(suite, c_grow, "A pair while the pool grows, C level")
-    return tables
+    for name, make in makers.items():
+        if run.settings.wants(name):
+            run.done(make(suite))
