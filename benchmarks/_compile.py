@@ -66,8 +66,9 @@ def load(path: str | Path):  # type: ignore[no-untyped-def]
     return module
 
 
-def program(build: Path | None) -> Path:
-    """``nrm_bench``, built in release mode in ``build`` (or build/benchmarks)."""
+def program(build: Path | None, buildtype: str = "release") -> Path:
+    """``nrm_bench``, built in ``build`` (or build/benchmarks); in release mode, but for
+    tests of the benchmarks."""
     if importlib.util.find_spec("mesonbuild") is None:
         raise CannotCompile("meson is not here: pip install meson ninja")
     build = build or ROOT / "build" / "benchmarks"
@@ -75,7 +76,7 @@ def program(build: Path | None) -> Path:
     with (build.parent / f"{build.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (build / "build.ninja").exists():
-            options = ["--buildtype=release", "-Dbenchmarks=true"]
+            options = [f"--buildtype={buildtype}", "-Dbenchmarks=true"]
             _run([*MESON, "setup", *options, str(build)])
         _run([*MESON, "compile", "-C", str(build), "benchmarks"])
     return build / "benchmarks" / "core" / "nrm_bench"

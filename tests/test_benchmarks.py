@@ -8,6 +8,7 @@ in a file says on whose machine it was made.
 from __future__ import annotations
 
 import getpass
+import importlib
 import json
 import math
 import os
@@ -17,26 +18,33 @@ import socket
 import statistics
 import subprocess
 import sys
+import time
+import types
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import numpy_rmm.testing
+
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = ROOT / "benchmarks"
 Record = dict[str, Any]
 
-# What each suite runs here; all cases together would take minutes.
+# What each suite runs here, one turn of each way; all cases would take minutes.
 SUITES: dict[str, list[str]] = {
     "numpy": [
-        *("--cases", "empty,chain,patterns,c_empty,realloc"),
+        *("--cases", "chain,empty_together,patterns,c_empty"),
         *("--sizes", "64KiB", "--peers", "none"),
     ],
     "core": ["--peers", "none", "--cases", "pair,live,random,fragmentation,replay"],
     "pinned": ["--simulator", "--cases", "growth,shrink,pair,growing,c_pair"],
-    "device": ["--simulator", "--cases", "pair,multi_stream,random,c_pair,c_threads"],
+    "device": [
+        *("--simulator", "--cases"),
+        "pair,multi_stream,random,c_pair,c_multi_stream,c_threads",
+    ],
 }
 
 
@@ -50,9 +58,23 @@ def command(*words: str | Path, **environ: str) -> subprocess.CompletedProcess[s
     )
 
 
-def run_suite(path: Path, suite: str, *options: str, **environ: str) -> Record:
-    words = [BENCHMARKS / "run.py", suite, "--quick", "--json", path, *options]
-    done = command(*words, **environ)
+@pytest.fixture(scope="module")
+def nrm_bench() -> Path:
+    """The C program, built as the suites build it, but quickly: no figure counts."""
+    build = ROOT / "build" / "benchmarks-test"
+    done = command(
+        "-c",
+        f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r}); import _compile; "
+        f"from pathlib import Path; print(_compile.program(Path({str(build)!r}), "
+        "'plain'))",
+    )
+    assert done.returncode == 0, done.stderr
+    return Path(done.stdout.strip())
+
+
+def run_suite(path: Path, suite: str, *options: str | Path, **environ: str) -> Record:
+    words = [BENCHMARKS / "run.py", suite, "--quick", "--rounds", "1"]
+    done = command(*words, "--json", path, *options, **environ)
     assert done.returncode == 0, done.stderr
     record: Record = json.loads(path.read_text())
     record["printed"] = done.stdout
@@ -60,11 +82,13 @@ def run_suite(path: Path, suite: str, *options: str, **environ: str) -> Record:
 
 
 @pytest.fixture(scope="module", params=SUITES)
-def suite(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Record:
-    """The figures of each suite; the first one that needs it builds the C program."""
+def suite(
+    request: pytest.FixtureRequest, tmp_path_factory: Any, nrm_bench: Path
+) -> Record:
+    """The figures of each suite."""
     name: str = request.param
     path = tmp_path_factory.mktemp(name) / "figures.json"
-    return run_suite(path, name, *SUITES[name])
+    return run_suite(path, name, *SUITES[name], "--program", nrm_bench)
 
 
 def cases(record: Record) -> Iterator[tuple[Record, Record]]:
@@ -141,7 +165,7 @@ def test_a_figure_can_be_drawn(suite: Record, tmp_path: Path) -> None:
 def test_a_peer_is_measured_or_named_with_the_way_to_get_it(tmp_path: Path) -> None:
     peers = ["mimalloc", "jemalloc", "tcmalloc", "numpy-allocator"]
     options = ["--cases", "empty", "--sizes", "64", "--peers", ",".join(peers)]
-    record = run_suite(tmp_path / "figures.json", "numpy", *options, "--rounds", "1")
+    record = run_suite(tmp_path / "figures.json", "numpy", *options)
     used, absent = record["peers"]["used"], record["peers"]["absent"]
     assert set(used) | set(absent) == set(peers)
     assert not set(used) & set(absent)
@@ -154,7 +178,7 @@ def test_a_peer_is_measured_or_named_with_the_way_to_get_it(tmp_path: Path) -> N
 
 def test_a_library_that_is_not_there_is_no_peer(tmp_path: Path) -> None:
     options = ["--cases", "empty", "--sizes", "64", "--peers", "other=nowhere.so"]
-    record = run_suite(tmp_path / "figures.json", "numpy", *options, "--rounds", "1")
+    record = run_suite(tmp_path / "figures.json", "numpy", *options)
     assert record["peers"] == {
         "used": {},
         "absent": {"other": "there is no such file"},
@@ -185,13 +209,16 @@ void *malloc(size_t nbytes) { return nbytes == 65432 ? 0 : __libc_malloc(nbytes)
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 @pytest.mark.timeout(300)
-def test_a_peer_that_fails_is_named_and_ends_nothing(tmp_path: Path) -> None:
+def test_a_peer_that_fails_is_named_and_ends_nothing(
+    tmp_path: Path, nrm_bench: Path
+) -> None:
     library = shared_library(FAILING_MALLOC, tmp_path)
     options = ["--cases", "pair", "--sizes", "64,65432", "--peers", f"bad={library}"]
+    options += ["--program", str(nrm_bench)]
     record = run_suite(tmp_path / "figures.json", "core", *options)
     small, large = (case for _, case in cases(record))
-    assert "bad" in small["ways"]
-    assert set(large["ways"]) == {"malloc", "host", "addresses"}
+    assert set(small["ways"]) - set(large["ways"]) == {"bad"}
+    assert {"malloc", "host", "addresses"} < set(large["ways"])
     why = "65432 bytes could not be had: the allocator says no"
     assert large["failed"] == {"bad": why}
     assert why in record["printed"]
@@ -205,19 +232,281 @@ def shared_library(code: str, folder: Path) -> Path:
     return library
 
 
+# ---- time, and what it leaves out ----------------------------------------------------
+
+HOST_PAIR = ["core", "--peers", "none", "--cases", "pair"]
+
+
+def test_a_run_that_is_killed_keeps_what_it_measured(
+    tmp_path: Path, nrm_bench: Path
+) -> None:
+    path = tmp_path / "figures.json"
+    words = [BENCHMARKS / "run.py", *HOST_PAIR, "--program", nrm_bench, "--json", path]
+    process = subprocess.Popen(
+        [sys.executable, *map(str, words)], stdout=subprocess.PIPE, text=True
+    )
+    while not path.exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    (table,) = json.loads(path.read_text())["tables"]
+    assert 1 <= len(table["cases"]) < 9
+    assert table["cases"][0]["name"] == "8 B"
+    assert len(table["cases"][0]["ways"]["host"]["rounds"]) == 7
+
+
+def test_a_limit_leaves_rows_out_and_names_them(
+    tmp_path: Path, nrm_bench: Path
+) -> None:
+    path = tmp_path / "figures.json"
+    words = [BENCHMARKS / "run.py", *HOST_PAIR, "--program", nrm_bench, "--json", path]
+    start = time.monotonic()
+    done = command(*words, "--limit", "0.7", "--targets")
+    assert time.monotonic() - start < 5
+    assert done.returncode == 0, done.stderr
+    (table,) = json.loads(path.read_text())["tables"]
+    missed = table["not_measured"]
+    assert missed
+    assert len(table["cases"]) + len(missed) == 9
+    for case in table["cases"]:
+        assert {len(found["rounds"]) for found in case["ways"].values()} == {7}
+    for name, why in missed.items():
+        assert f"{name}: not measured: {why}" in done.stdout
+    assert "hot pair, host, ns" in done.stdout
+
+
+def test_what_targets_ask_for_is_measured_in_one_go(
+    tmp_path: Path, nrm_bench: Path
+) -> None:
+    options = ["--cases", "pair,c_pair", "--peers", "none", "--simulator"]
+    path = tmp_path / "figures.json"
+    record = run_suite(path, "all", *options, "--program", nrm_bench)
+    assert [(table["suite"], table["key"]) for table in record["tables"]] == [
+        ("core", "pair"),
+        ("device", "c_pair"),
+        ("pinned", "c_pair"),
+    ]
+    paths = {row["path"] for row in record["targets"]}
+    assert {"hot pair, device, ns", "np.empty 1 KiB, from C"} <= paths
+    assert "Targets" in record["printed"]
+
+
+@pytest.mark.parametrize("suite_name", ["pinned", "device"])
+def test_a_suite_without_its_gpu_says_so(suite_name: str, tmp_path: Path) -> None:
+    words = [BENCHMARKS / "run.py", suite_name, "--peers", "none"]
+    nowhere = str(tmp_path / "libcuda.so.1")
+    done = command(*words, NUMPY_RMM_CUDA_LIBRARY=nowhere)
+    assert done.returncode == 1
+    assert "this suite needs a GPU" in done.stderr
+
+
+def test_turns_are_seven_or_none(progress: Any) -> None:
+    now = [0.0]
+
+    def one_second() -> float:
+        now[0] += 1
+        return now[0]
+
+    progress.time.monotonic = lambda: now[0]
+    ways = {"a": one_second, "b": one_second}
+    clock = progress.Clock(13.5, start=0)
+    with pytest.raises(progress.OutOfTime, match="7 turns take 14 s; 14 were left"):
+        progress.turns(ways, 25, clock)
+    assert now[0] == 2, "it went on though it could not end in time"
+    found = progress.turns(ways, 25, progress.Clock(20, start=2))
+    assert [len(results) for results in found.values()] == [7, 7]
+    unlimited = progress.turns(ways, 25, progress.Clock(start=0))
+    assert [len(results) for results in unlimited.values()] == [25, 25]
+
+
+# ---- targets -------------------------------------------------------------------------
+
+
+def table_of(key: str, name: str, **ways: float) -> Record:
+    suite_name, _, key = key.partition("/")
+    found = {
+        way: {"median": value, "p99": 2 * value, "extra": {"times_one_thread": value}}
+        for way, value in ways.items()
+    }
+    case = {"name": name, "ways": found, "failed": {}}
+    return {"suite": suite_name, "key": key, "cases": [case], "not_measured": {}}
+
+
+@pytest.mark.parametrize(
+    ("table", "path", "measured", "verdict"),
+    [
+        (("numpy/c_empty", "64 B", {"host": 102.0, "default": 100.0}),
+         "np.empty < 1 KiB, from C", 1.02, "met"),
+        (("numpy/c_empty", "1 KiB", {"host": 114.0, "default": 100.0}),
+         "np.empty 1 KiB, from C", 1.14, "missed by 20 %"),
+        (("core/pair", "64 B", {"host": 24.0, "malloc": 12.0}),
+         "hot pair, host, ns", 24.0, "missed by 100 %"),
+        (("core/threads", "8 threads", {"host": 3.5}),
+         "8 threads, own blocks, × one thread", 3.5, "missed by 100 %"),
+        (("core/grow", "64 KiB", {"host": 1e6}),
+         "p99 of a pair while the pool grows, ns", 2e6, "met"),
+        (("device/c_random", "100,000 × ≤ 4 MiB",
+          {"numpy_rmm": 20.0, "rmm pool": 4000.0, "rmm binning": 80.0}),
+         "random_allocations 100,000 × ≤ 4 MiB", 0.25, "met"),
+        (("core/handoff", "8 threads", {"host": 20.0, "malloc": 10.0}),
+         "8 threads, handed to another", None,
+         "not measured: nothing to compare with was measured"),
+        (("core/handoff", "2 threads", {"host": 20.0, "mimalloc": 10.0}),
+         "8 threads, handed to another", None, "not measured"),
+    ],
+)  # fmt: skip
+def test_a_target_is_judged_by_the_figures(
+    table: tuple[str, str, Record],
+    path: str,
+    measured: float | None,
+    verdict: str,
+    targets: Any,
+) -> None:
+    key, name, ways = table
+    rows = targets.judge([table_of(key, name, **ways)], {"NumPy": "2.4.6"})
+    (row,) = (row for row in rows if row["path"] == path)
+    assert row["measured"] == pytest.approx(measured)
+    assert targets.verdict(row) == verdict
+    assert verdict in targets.report(rows).text()
+
+
+def test_an_old_numpy_is_asked_for_less(targets: Any) -> None:
+    table = table_of("numpy/c_empty", "8 B", host=1.05, default=1.0)
+    for version, verdict in (("1.26.4", "met"), ("2.0.2", "missed by 3 %")):
+        row = targets.judge([table], {"NumPy": version})[0]
+        assert targets.verdict(row) == verdict
+
+
+def test_every_target_is_about_a_table_that_is_measured(targets: Any) -> None:
+    """And about ways of it: the names are compared with those of the suites."""
+    import run
+
+    measured = {f"{suite_name}/{case}" for suite_name, case, _ in run.ALL}
+    assert {target.table for target in targets.TARGETS} == measured
+
+
+# ---- RMM's resources in C++ ----------------------------------------------------------
+
+
+def test_rmm_without_its_headers_is_absent_with_the_reason(compiling: Any) -> None:
+    with pytest.raises(compiling.CannotCompile, match="librmm is not here"):
+        compiling.rmm_library(Path("nowhere"))
+
+
+def test_a_library_of_rmm_that_does_not_exist_is_no_peer(
+    compiling: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUMPY_RMM_BENCH_RMM", "nowhere.so")
+    with pytest.raises(compiling.CannotCompile, match="NUMPY_RMM_BENCH_RMM names no"):
+        compiling.rmm_library()
+
+
+PEER = """\
+#include <stdlib.h>
+int rmm_peer_version(void) { return VERSION; }
+const char *rmm_peer_error(void) { return "no more"; }
+void *rmm_peer_open(const char *name, size_t n) { return *name == 'p' ? malloc(1) : 0; }
+void rmm_peer_close(void *mr) { free(mr); }
+void *rmm_peer_allocate(void *mr, size_t n, void *s) { return n < 999 ? malloc(n) : 0; }
+void rmm_peer_deallocate(void *mr, void *p, size_t n, void *s) { free(p); }
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+@pytest.mark.parametrize(
+    ("version", "name", "nbytes", "why"),
+    [
+        (1, "pool", 64, ""),
+        (1, "pool", 1000, "1000 bytes could not be had: no more"),
+        (1, "arena", 64, "RMM's arena: no more"),
+        (2, "pool", 64, "the library of RMM's resources is of another version"),
+    ],
+)
+def test_rmm_is_called_through_its_library(
+    version: int, name: str, nbytes: int, why: str, tmp_path: Path, nrm_bench: Path
+) -> None:
+    library = shared_library(PEER.replace("VERSION", str(version)), tmp_path)
+    environ = {
+        "NUMPY_RMM_BENCH_RMM": str(library),
+        "NUMPY_RMM_CUDA_LIBRARY": str(numpy_rmm.testing._find_simulator()),
+    }
+    done = subprocess.run(
+        [nrm_bench, "pair", f"rmm:{name}", f"size={nbytes}", "streams=1"],
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert why in done.stderr
+    assert (done.returncode == 0) == (not why)
+    if not why:
+        assert json.loads(done.stdout)["median"] > 0
+
+
+STANDARD = """\
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+int main(int, char **argv) {
+    std::default_random_engine engine;
+    std::uniform_int_distribution<std::size_t> numbers(std::strtoull(argv[1], 0, 10),
+                                                       std::strtoull(argv[2], 0, 10));
+    for (int i = 0; i < 500; i++) std::printf("%zu\\n", numbers(engine));
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+def test_random_allocations_draws_the_numbers_that_rmm_draws(
+    tmp_path: Path, nrm_bench: Path
+) -> None:
+    source, program = tmp_path / "standard.cpp", tmp_path / "standard"
+    source.write_text(STANDARD)
+    subprocess.run(["g++", "-o", program, source], check=True)
+    for low, high in ((0, 99), (1, 4 << 20), (1, 4 << 30), (0, 2**31 - 3), (5, 5)):
+        theirs = subprocess.check_output([program, str(low), str(high)])
+        words = [nrm_bench, "uniform", f"low={low}", f"high={high}", "n=500"]
+        assert subprocess.check_output(words) == theirs, (low, high)
+
+
 # ---- how results are put together ----------------------------------------------------
 
 
 @pytest.fixture
-def suite_module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
+    """Imports what lies in benchmarks/, and forgets it afterwards."""
     before = set(sys.modules)
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import _suite
-
-    yield _suite
+    yield importlib.import_module
     for name in set(sys.modules) - before:
-        if name.startswith("_"):
+        if getattr(sys.modules[name], "__file__", None) and str(BENCHMARKS) in str(
+            sys.modules[name].__file__
+        ):
             del sys.modules[name]
+
+
+@pytest.fixture
+def suite_module(modules: Callable[[str], Any]) -> Any:
+    return modules("_suite")
+
+
+@pytest.fixture
+def targets(modules: Callable[[str], Any]) -> Any:
+    return modules("targets")
+
+
+@pytest.fixture
+def compiling(modules: Callable[[str], Any]) -> Any:
+    return modules("_compile")
+
+
+@pytest.fixture
+def progress(modules: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """With a clock of its own, which may be set."""
+    module = modules("_progress")
+    monkeypatch.setattr(module, "time", types.SimpleNamespace(monotonic=time.monotonic))
+    return module
 
 
 def test_rounds_count_the_same_however_long_they_are(suite_module: Any) -> None:
@@ -251,18 +540,6 @@ def test_a_way_that_failed_is_named(suite_module: Any) -> None:
 
 
 # ---- traces --------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def nrm_bench() -> Path:
-    """The C program, built as the suites build it."""
-    done = command(
-        "-c",
-        f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r}); import _compile; "
-        "print(_compile.program(None))",
-    )
-    assert done.returncode == 0, done.stderr
-    return Path(done.stdout.strip())
 
 
 def replay(nrm_bench: Path, trace: Path) -> subprocess.CompletedProcess[str]:

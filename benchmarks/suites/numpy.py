@@ -154,12 +154,12 @@ def measure(timer: timeit.Timer, budget_s: float) -> list[float]:
     return samples[1:]
 
 
-def warm_up() -> None:
+def warm_up(budget_s: float) -> None:
     """What a program has done that has run for a while: blocks of every size, filled
     and dropped, up to where glibc's threshold stops to grow."""
     import numpy as np
 
-    for exponent in range(6, 26):
+    for exponent in range(6, 26 if budget_s > QUICK_BUDGET_S else 17):
         arrays = [np.empty(1 << exponent, np.uint8) for _ in range(3)]
         for array in arrays:
             array.fill(1)
@@ -174,7 +174,7 @@ def statement(case: str, way: str, nbytes: int, budget_s: float) -> dict[str, Me
         timer = timeit.Timer(source, globals=names)
         first = timer.timeit(1) * 1e6
         fresh = measure(timer, budget_s)
-        warm_up()
+        warm_up(budget_s)
         warm = measure(timer, budget_s)
     return {
         "fresh": {"samples": fresh, "extra": {"first": first}},
@@ -192,7 +192,7 @@ def together(
         way: timeit.Timer(STATEMENTS[case][1 if way == LIMIT else 0], globals=names)
         for way in ways
     }
-    warm_up()
+    warm_up(budget_s)
 
     def once(way: str) -> list[float]:
         with allocating(way):
@@ -412,7 +412,7 @@ def together_table(run: Run, case: str) -> None:
     def row(nbytes: int) -> Case:
         found = settings.new_process(
             *("numpy", "together", case, list(ways.values()), nbytes),
-            *(settings.rounds, budget_s / 2),
+            *(settings.rounds, budget_s),
         )
         rounds = {
             name: [{"samples": samples} for samples in found[way]]
