@@ -85,10 +85,12 @@ def run_suite(path: Path, suite: str, *options: str | Path, **environ: str) -> R
 def suite(
     request: pytest.FixtureRequest, tmp_path_factory: Any, nrm_bench: Path
 ) -> Record:
-    """The figures of each suite."""
+    """The figures of each suite, whose workers are forks; those of others here are
+    interpreters, as they should be."""
     name: str = request.param
     path = tmp_path_factory.mktemp(name) / "figures.json"
-    return run_suite(path, name, *SUITES[name], "--program", nrm_bench)
+    options = [*SUITES[name], "--program", nrm_bench]
+    return run_suite(path, name, *options, NUMPY_RMM_BENCH_FORKED="1")
 
 
 def cases(record: Record) -> Iterator[tuple[Record, Record]]:
@@ -178,7 +180,8 @@ def test_a_peer_is_measured_or_named_with_the_way_to_get_it(tmp_path: Path) -> N
 
 def test_a_library_that_is_not_there_is_no_peer(tmp_path: Path) -> None:
     options = ["--cases", "empty", "--sizes", "64", "--peers", "other=nowhere.so"]
-    record = run_suite(tmp_path / "figures.json", "numpy", *options)
+    path = tmp_path / "figures.json"
+    record = run_suite(path, "numpy", *options, NUMPY_RMM_BENCH_FORKED="1")
     assert record["peers"] == {
         "used": {},
         "absent": {"other": "there is no such file"},
@@ -281,7 +284,8 @@ def test_what_targets_ask_for_is_measured_in_one_go(
 ) -> None:
     options = ["--cases", "pair,c_pair", "--peers", "none", "--simulator"]
     path = tmp_path / "figures.json"
-    record = run_suite(path, "all", *options, "--program", nrm_bench)
+    options += ["--program", str(nrm_bench)]
+    record = run_suite(path, "all", *options, NUMPY_RMM_BENCH_FORKED="1")
     assert [(table["suite"], table["key"]) for table in record["tables"]] == [
         ("core", "pair"),
         ("device", "c_pair"),
@@ -292,11 +296,11 @@ def test_what_targets_ask_for_is_measured_in_one_go(
     assert "Targets" in record["printed"]
 
 
-@pytest.mark.parametrize("suite_name", ["pinned", "device"])
-def test_a_suite_without_its_gpu_says_so(suite_name: str, tmp_path: Path) -> None:
-    words = [BENCHMARKS / "run.py", suite_name, "--peers", "none"]
+def test_a_suite_without_its_gpu_says_so(tmp_path: Path) -> None:
+    words = [BENCHMARKS / "run.py", "pinned", "--peers", "none"]
     nowhere = str(tmp_path / "libcuda.so.1")
-    done = command(*words, NUMPY_RMM_CUDA_LIBRARY=nowhere)
+    environ = {"NUMPY_RMM_CUDA_LIBRARY": nowhere, "NUMPY_RMM_BENCH_FORKED": "1"}
+    done = command(*words, **environ)
     assert done.returncode == 1
     assert "this suite needs a GPU" in done.stderr
 
