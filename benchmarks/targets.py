@@ -216,6 +216,7 @@ def _row(
         "table": target.table,
         "case": case,
         "way": way,
+        "figure": target.figure,
         "at_least": target.at_least,
         "asked": asked,
         "measured": measured,

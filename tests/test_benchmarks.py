@@ -158,6 +158,23 @@ def test_a_figure_can_be_drawn(suite: Record, tmp_path: Path) -> None:
         if case["ratios"][table["baseline"]].get(table["baseline"]):
             assert case["name"] in words
     assert any(suite["date"] in word for word in words)
+    assert any(suite["machine"]["CPU"] in word for word in words)
+
+
+def test_a_figure_is_of_one_suite_of_several(tmp_path: Path) -> None:
+    tables = [table_of("core/pair", "64 B", host=2.0, malloc=4.0)]
+    tables += [table_of("device/c_pair", "1 MiB", numpy_rmm=2.0)]
+    for table, baseline in zip(tables, ("malloc", "numpy_rmm"), strict=True):
+        table |= {"title": table["suite"], "baseline": baseline, "unit": "ns"}
+    record = {"suite": "all", "date": "2026-01-01", "simulated": False}
+    record |= {"machine": {}, "tables": tables, "targets": []}
+    figures, picture = tmp_path / "figures.json", tmp_path / "picture.svg"
+    figures.write_text(json.dumps(record))
+    for options, names in ([], {"64 B", "1 MiB"}), (["--suite", "core"], {"64 B"}):
+        done = command(BENCHMARKS / "plot.py", figures, picture, *options)
+        assert done.returncode == 0, done.stderr
+        words = {element.text for element in ET.parse(picture).iter() if element.text}
+        assert words & {"64 B", "1 MiB"} == names
 
 
 # ---- peers ---------------------------------------------------------------------------
