@@ -102,7 +102,7 @@ def numpy_suite(arguments: tuple[str, ...]) -> None:
 @click.option("--json", "folder", type=click.Path(), help="Folder for the figures.")
 def bench(names: tuple[str, ...], folder: str | None) -> None:
     """Run the benchmarks NAMES, scripts and suites, or all that need no GPU."""
-    suites = ("numpy", "core", "pinned", "device")
+    suites = ("all", "numpy", "core", "pinned", "device")
     for name in names or ("arithmetic", "first_fill", "import_time", "numpy", "core"):
         words = ["run.py", name] if name in suites else [f"{name}.py"]
         arguments = (

@@ -410,7 +410,11 @@ def test_every_target_is_about_a_table_that_is_measured(targets: Any) -> None:
 # ---- RMM's resources in C++ ----------------------------------------------------------
 
 
-def test_rmm_without_its_headers_is_absent_with_the_reason(compiling: Any) -> None:
+def test_rmm_without_its_headers_is_absent_with_the_reason(
+    compiling: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NUMPY_RMM_BENCH_RMM", raising=False)
+    monkeypatch.setattr(compiling.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(compiling.CannotCompile, match="librmm is not here"):
         compiling.rmm_library(Path("nowhere"))
 

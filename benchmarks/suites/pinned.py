@@ -63,7 +63,8 @@ WAYS: Ways = {
 
 def c_pair(suite: Suite) -> Table:
     def fill(c: CSuite, table: Table) -> None:
-        for nbytes in (256, 64 * KIB, MIB)[: suite.pick(2, 3)]:
+        sizes = (64 * KIB, MIB) if suite.settings.brief else (256, 64 * KIB, MIB)
+        for nbytes in sizes[: suite.pick(2, 3)]:
             parameters = {"size": nbytes, "samples": suite.pick(3, 50)}
             c.row(table, size(nbytes), "pair", parameters)
 
