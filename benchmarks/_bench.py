@@ -129,7 +129,8 @@ def fresh(
         timeout=timeout,
     )
     if done.returncode != 0:
-        raise SystemExit(f"{Path(script).name} {args} ended with {done.returncode}")
+        words = " ".join(map(str, args))
+        raise SystemExit(f"{Path(script).name} {words} ended with {done.returncode}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -150,7 +151,7 @@ def forked(function: Callable[..., Any], *args: object) -> Any:
     with os.fdopen(readable) as pipe:
         text = pipe.read()
     if os.waitpid(child, 0)[1] != 0:
-        raise SystemExit(f"{function.__name__} {args} failed")
+        raise SystemExit(f"{function.__name__} ended with an error")
     return json.loads(text)
 
 

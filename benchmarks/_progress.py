@@ -28,6 +28,10 @@ class OutOfTime(Exception):
     """Why a case is not measured."""
 
 
+class Failed(Exception):
+    """Why a case has no figures: the process that measured it ended with an error."""
+
+
 class CannotRun(Exception):
     """Why a suite has nothing to measure here."""
 

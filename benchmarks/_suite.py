@@ -23,7 +23,7 @@ from typing import Any
 
 import targets
 from _bench import Report, forked, fresh, machine
-from _progress import Clock, OutOfTime, Output, turns
+from _progress import Clock, Failed, OutOfTime, Output, turns
 
 RUN = Path(__file__).with_name("run.py")
 MAX_SAMPLES = 500
@@ -67,13 +67,16 @@ class Settings:
     ) -> Any:
         """``function(*args)`` of a suite in a fresh interpreter."""
         timeout = self.clock.timeout()
-        if os.environ.get(FORKED) and not environ:
-            module = importlib.import_module(f"suites.{suite}")
-            return forked(getattr(module, function), *args)
         try:
+            if os.environ.get(FORKED) and not environ:
+                module = importlib.import_module(f"suites.{suite}")
+                return forked(getattr(module, function), *args)
             return fresh(RUN, suite, function, *args, environ=environ, timeout=timeout)
         except subprocess.TimeoutExpired:
             raise OutOfTime("the time was up while it was measured") from None
+        except SystemExit as error:
+            words = [word for word in str(error).split() if "/" not in word]
+            raise Failed(f"failed: {' '.join(words)}") from None
 
     def in_turns(
         self, name: str, ways: Mapping[str, Callable[[], Measured]], rounds: int = 0
@@ -123,6 +126,7 @@ class Table:
     suite: str = ""
     key: str = ""  # of the suite's cases
     missed: dict[str, str] = field(default_factory=dict)  # case: why there is none
+    has_failed: bool = False  # some of these for another reason than time
     changed: Callable[[], object] = lambda: None  # after each case
 
     def measure(
@@ -131,7 +135,8 @@ class Table:
         """Adds a row, or several that are measured together; or says why not."""
         try:
             found = make()
-        except OutOfTime as error:
+        except (OutOfTime, Failed) as error:
+            self.has_failed = self.has_failed or isinstance(error, Failed)
             self.missed |= dict.fromkeys(
                 [names] if isinstance(names, str) else names, str(error)
             )

@@ -25,7 +25,7 @@ from pathlib import Path
 import _peers
 from _bench import GIB, KIB, MIB
 from _compile import CannotCompile
-from _progress import CannotRun, Clock, OutOfTime
+from _progress import CannotRun, Clock, Failed, OutOfTime
 from _suite import Run, Settings, Table, numbers
 
 SUITES = ("numpy", "core", "pinned", "device")
@@ -195,7 +195,7 @@ def run_all(run: Run, options: argparse.Namespace, settings: Settings) -> None:
         run.begin(suite, mine)
         try:
             module.run(run)
-        except (CannotCompile, CannotRun, OutOfTime) as error:
+        except (CannotCompile, CannotRun, OutOfTime, Failed) as error:
             unable.add(suite)
             run.output.show(f"{suite} is left out: {error}")
 
@@ -218,7 +218,7 @@ def main() -> None:
         except CannotRun as error:
             raise SystemExit(str(error)) from None
     run.finish(with_targets=options.targets or options.suite == "all")
-    if ours_failed(run.settings, run.tables):
+    if ours_failed(run.settings, run.tables) or any(t.has_failed for t in run.tables):
         raise SystemExit("something of ours failed: see the notes")
 
 

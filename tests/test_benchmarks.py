@@ -341,6 +341,19 @@ def test_turns_are_seven_or_none(progress: Any) -> None:
     assert [len(results) for results in unlimited.values()] == [25, 25]
 
 
+def test_a_case_that_fails_ends_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    words = [BENCHMARKS / "run.py", "numpy", "--quick", "--rounds", "1", "--json", path]
+    words += ["--cases", "patterns", "--handlers", "host,nobody", "--peers", "none"]
+    done = command(*words, NUMPY_RMM_BENCH_FORKED="1")
+    assert done.returncode == 1
+    assert "something of ours failed" in done.stderr
+    (table,) = json.loads(path.read_text())["tables"]
+    assert len(table["not_measured"]) == 3
+    assert all("failed" in why for why in table["not_measured"].values())
+    assert "never touched: not measured: failed" in done.stdout
+
+
 # ---- targets -------------------------------------------------------------------------
 
 
