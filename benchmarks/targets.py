@@ -234,9 +234,11 @@ def verdict(row: Record) -> str:
         return "met"
     parts = (row["asked"], row["measured"])
     off = (max(parts) / min(parts) - 1) * 100
-    return (
-        f"missed by {off:.0f} %" if off < 1000 else f"missed {off / 100 + 1:.0f} times"
-    )
+    if off < 1:
+        return "missed by less than 1 %"
+    if off < 1000:
+        return f"missed by {off:.0f} %"
+    return f"missed {off / 100 + 1:.0f} times"
 
 
 def report(rows: Sequence[Record], notes: Sequence[str] = ()) -> Report:

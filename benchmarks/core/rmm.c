@@ -5,6 +5,7 @@
  */
 #include <dlfcn.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "bench.h"
 
@@ -81,6 +82,7 @@ rmm_open(struct allocator *self, const char *name)
     if (self->peer == NULL) {
         fail("RMM's %s: %s", name, rmm.error());
     }
+    self->is_accessible = strcmp(name, "pinned") == 0;
     self->allocate = peer_allocate;
     self->deallocate = peer_deallocate;
 }
