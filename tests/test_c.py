@@ -1,8 +1,8 @@
 """The C tests: every program of tests/c, built once a session and run here.
 
 NUMPY_RMM_TEST_SANITIZE=address,undefined (or thread) builds them with that sanitizer,
-"valgrind" runs them under Valgrind's memcheck, CC chooses the compiler. The build is kept in build/ and updated, so a second run is
-quick.
+"valgrind" runs them under Valgrind's memcheck, CC chooses the compiler. The build is
+kept in build/ and updated, so a second run is quick.
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ ROOT = Path(__file__).resolve().parents[1]
 CHECKER = os.environ.get("NUMPY_RMM_TEST_SANITIZE", "")
 SANITIZE = "" if CHECKER == "valgrind" else CHECKER
 # One thread at a time, fairly: a thread that polls must not keep the others out.
-VALGRIND = "valgrind -q --error-exitcode=99 --leak-check=full --fair-sched=yes".split()
+VALGRIND = [
+    "valgrind",
+    "--quiet",
+    "--error-exitcode=99",
+    "--leak-check=full",
+    "--fair-sched=yes",
+]
 TOPICS = sorted(path.stem for path in (ROOT / "tests" / "c").glob("test_*.c"))
 MESON = [sys.executable, "-m", "mesonbuild.mesonmain"]
 
