@@ -108,6 +108,13 @@ _CALLS = {
     "cuStreamIsCapturing": ("cuStreamIsCapturing", 10000, "pU"),
     "cuStreamBeginCapture": ("cuStreamBeginCapture_v2", 10010, "pu"),
     "cuStreamEndCapture": ("cuStreamEndCapture", 10000, "pP"),
+    "cuStreamGetCaptureInfo": ("cuStreamGetCaptureInfo_v3", 12030, "pUDPppZ"),
+    "cuUserObjectCreate": ("cuUserObjectCreate", 11030, "Pppuu"),
+    "cuUserObjectRelease": ("cuUserObjectRelease", 11030, "pu"),
+    "cuGraphRetainUserObject": ("cuGraphRetainUserObject", 11030, "ppuu"),
+    "cuGraphInstantiateWithFlags": ("cuGraphInstantiateWithFlags", 11040, "PpQ"),
+    "cuGraphLaunch": ("cuGraphLaunch", 10000, "pp"),
+    "cuGraphExecDestroy": ("cuGraphExecDestroy", 10000, "p"),
     "cuGraphDestroy": ("cuGraphDestroy", 10000, "p"),
     "cuThreadExchangeStreamCaptureMode": (
         "cuThreadExchangeStreamCaptureMode",

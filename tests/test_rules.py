@@ -158,6 +158,9 @@ def letter(argument: str) -> str:
         "nrm_CUstream*": "P",
         "nrm_CUevent*": "P",
         "nrm_CUgraph*": "P",
+        "nrm_CUgraphExec*": "P",
+        "nrm_CUuserObject*": "P",
+        "uint64_t*": "D",
     }.get(declared, "p")
 
 

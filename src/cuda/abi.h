@@ -21,6 +21,9 @@ typedef struct nrm_CUctx_st *nrm_CUcontext;
 typedef struct nrm_CUstream_st *nrm_CUstream;
 typedef struct nrm_CUevent_st *nrm_CUevent;
 typedef struct nrm_CUgraph_st *nrm_CUgraph;
+typedef struct nrm_CUgraphExec_st *nrm_CUgraphExec; /* one that can be launched */
+typedef struct nrm_CUgraphNode_st *nrm_CUgraphNode;
+typedef struct nrm_CUuserObject_st *nrm_CUuserObject;
 typedef struct nrm_CUarray_st *nrm_CUarray;
 typedef unsigned long long nrm_CUmemGenericAllocationHandle; /* physical memory */
 typedef void (*nrm_CUhostFn)(void *user_data);
@@ -172,6 +175,8 @@ _Static_assert(sizeof(void *) == 8, "the CUDA driver exists on 64-bit hosts only
     X(CU_STREAM_CAPTURE_MODE_GLOBAL, 0)                                                \
     X(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, 1)                                          \
     X(CU_STREAM_CAPTURE_MODE_RELAXED, 2)                                               \
+    X(CU_USER_OBJECT_NO_DESTRUCTOR_SYNC, 1)                                            \
+    X(CU_GRAPH_USER_OBJECT_MOVE, 1)                                                    \
     X(CU_GET_PROC_ADDRESS_DEFAULT, 0)                                                  \
     X(CU_GET_PROC_ADDRESS_LEGACY_STREAM, 1)                                            \
     X(CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, 2)                                \
@@ -259,6 +264,8 @@ typedef struct nrm_CUmemAccessDesc {
     nrm_CUmemLocation location; /* that may touch the memory */
     nrm_CUmemAccess_flags flags;
 } nrm_CUmemAccessDesc;
+
+typedef struct nrm_CUgraphEdgeData nrm_CUgraphEdgeData; /* nobody here looks into it */
 
 /* clang-format off */
 
@@ -395,6 +402,19 @@ typedef struct nrm_CUmemAccessDesc {
       nrm_CUresult, (nrm_CUstream stream, unsigned long long *id))                     \
     X(cuStreamIsCapturing, cuStreamIsCapturing, 10000, 1,                              \
       nrm_CUresult, (nrm_CUstream stream, nrm_CUstreamCaptureStatus *status))          \
+    X(cuStreamGetCaptureInfo, cuStreamGetCaptureInfo_v3, 12030, 0,                     \
+      nrm_CUresult, (nrm_CUstream stream, nrm_CUstreamCaptureStatus *status,           \
+                     uint64_t *id, nrm_CUgraph *graph,                                 \
+                     const nrm_CUgraphNode **dependencies,                             \
+                     const nrm_CUgraphEdgeData **edges, size_t *n_dependencies))       \
+    X(cuUserObjectCreate, cuUserObjectCreate, 11030, 0,                                \
+      nrm_CUresult, (nrm_CUuserObject *object, void *data, nrm_CUhostFn destroy,       \
+                     unsigned int n_references, unsigned int flags))                   \
+    X(cuUserObjectRelease, cuUserObjectRelease, 11030, 0,                              \
+      nrm_CUresult, (nrm_CUuserObject object, unsigned int count))                     \
+    X(cuGraphRetainUserObject, cuGraphRetainUserObject, 11030, 0,                      \
+      nrm_CUresult, (nrm_CUgraph graph, nrm_CUuserObject object, unsigned int count,   \
+                     unsigned int flags))                                              \
     X(cuThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode, 10010, 1,  \
       nrm_CUresult, (nrm_CUstreamCaptureMode *mode))                                   \
     X(cuEventCreate, cuEventCreate, 2000, 1,                                           \
@@ -431,6 +451,13 @@ typedef struct nrm_CUmemAccessDesc {
       nrm_CUresult, (nrm_CUstream stream, nrm_CUgraph *graph))                         \
     X(cuGraphDestroy, cuGraphDestroy, 10000, 1,                                        \
       nrm_CUresult, (nrm_CUgraph graph))                                               \
+    X(cuGraphInstantiateWithFlags, cuGraphInstantiateWithFlags, 11040, 1,              \
+      nrm_CUresult, (nrm_CUgraphExec *exec, nrm_CUgraph graph,                         \
+                     unsigned long long flags))                                        \
+    X(cuGraphLaunch, cuGraphLaunch, 10000, 1,                                          \
+      nrm_CUresult, (nrm_CUgraphExec exec, nrm_CUstream stream))                       \
+    X(cuGraphExecDestroy, cuGraphExecDestroy, 10000, 1,                                \
+      nrm_CUresult, (nrm_CUgraphExec exec))                                            \
     X(cuLaunchHostFunc, cuLaunchHostFunc, 10000, 1,                                    \
       nrm_CUresult, (nrm_CUstream stream, nrm_CUhostFn function, void *user_data))
 

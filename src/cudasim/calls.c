@@ -81,6 +81,13 @@ static const unsigned int rules[SIM_N_CALLS] = {
     [SIM_CALL_cuStreamIsCapturing] = CURRENT,
     [SIM_CALL_cuStreamBeginCapture] = CURRENT | DRIVER_LOCK,
     [SIM_CALL_cuStreamEndCapture] = CURRENT | DRIVER_LOCK,
+    [SIM_CALL_cuStreamGetCaptureInfo] = CURRENT,
+    [SIM_CALL_cuUserObjectCreate] = INIT,
+    [SIM_CALL_cuUserObjectRelease] = INIT,
+    [SIM_CALL_cuGraphRetainUserObject] = INIT,
+    [SIM_CALL_cuGraphInstantiateWithFlags] = INIT | DRIVER_LOCK,
+    [SIM_CALL_cuGraphLaunch] = CURRENT | DRIVER_LOCK,
+    [SIM_CALL_cuGraphExecDestroy] = INIT,
     [SIM_CALL_cuGraphDestroy] = INIT,
     [SIM_CALL_cuThreadExchangeStreamCaptureMode] = INIT,
     [SIM_CALL_cuEventCreate] = CONTEXT | DRIVER_LOCK,
@@ -177,9 +184,15 @@ sim_call_begin(struct sim_call *call)
 nrm_CUresult
 sim_call_end(struct sim_call *call, nrm_CUresult result)
 {
+    bool due = sim_objects_are_due();
     sim_unlock();
     if (call->has_driver_lock) {
         pthread_mutex_unlock(&sim.driver_lock);
+    }
+    if (due) {
+        sim_lock();
+        sim_objects_run_destructors_locked();
+        sim_unlock();
     }
     sim_trace_log(call, result);
     call->result = result;

@@ -7,14 +7,11 @@
  * captures. The call answers an error, and the capture is invalidated until
  * cuStreamEndCapture clears it.
  *
- * A captured operation keeps what an executed one has, so launching a graph will mean
- * submitting copies of its operations; their order among streams is kept only as the
- * order of capture. */
+ * A captured operation keeps what an executed one has; graphs.c launches copies of them.
+ * Their order among streams is kept only as the order of capture. */
 #include "sim.h"
 
 #include <stdlib.h>
-
-struct sim_handles sim_graphs = {.object_nbytes = sizeof(struct nrm_CUgraph_st)};
 
 struct sim_capture {
     struct sim_capture *next;
@@ -23,21 +20,11 @@ struct sim_capture {
     nrm_CUstreamCaptureMode mode;
     uint64_t owner; /* serial of the thread that began it */
     nrm_CUstreamCaptureStatus status;
+    uint64_t id;
     struct nrm_CUgraph_st *graph;
 };
 
 static struct sim_capture *captures;
-
-void
-sim_graph_destroy(struct nrm_CUgraph_st *graph)
-{
-    while (graph->first != NULL) {
-        struct sim_op *op = graph->first;
-        graph->first = op->next;
-        sim_op_destroy(op);
-    }
-    sim_handle_destroy(&sim_graphs, graph);
-}
 
 static void
 invalidate(struct sim_capture *capture)
@@ -186,15 +173,7 @@ sim_capture_leave(struct sim_queue *queue)
 void
 sim_capture_add(struct sim_queue *queue, struct sim_op *op)
 {
-    struct nrm_CUgraph_st *graph = queue->capture->graph;
-    if (graph->last == NULL) {
-        graph->first = op;
-    }
-    else {
-        graph->last->next = op;
-    }
-    graph->last = op;
-    graph->n_ops++;
+    sim_ops_append(&queue->capture->graph->ops, op);
     queue->n_captured++;
     queue->unjoined = queue != queue->capture->origin;
 }
@@ -260,6 +239,7 @@ begin(const struct sim_call *call, struct sim_queue *queue,
                                     .mode = mode,
                                     .owner = call->thread->serial,
                                     .status = NRM_CU_STREAM_CAPTURE_STATUS_ACTIVE,
+                                    .id = ++sim.next_id,
                                     .graph = graph};
     captures = capture;
     queue->capture = capture;
@@ -370,6 +350,42 @@ cuStreamIsCapturing(nrm_CUstream stream, nrm_CUstreamCaptureStatus *status)
     return sim_call_end(&call, result);
 }
 
+/* Of an invalidated capture the number and the graph are not told any more. */
+nrm_CUresult
+cuStreamGetCaptureInfo_v3(nrm_CUstream stream, nrm_CUstreamCaptureStatus *status,
+                          uint64_t *id, nrm_CUgraph *graph,
+                          const nrm_CUgraphNode **dependencies,
+                          const nrm_CUgraphEdgeData **edges, size_t *n_dependencies)
+{
+    SIM_BEGIN(call, cuStreamGetCaptureInfo, SIM_PTR(stream), SIM_PTR(status),
+              SIM_PTR(id), SIM_PTR(graph));
+    struct sim_queue *queue;
+    nrm_CUresult result = sim_stream_find(&call, stream, &queue);
+    /* Which operations a stream goes on from is not modelled. */
+    if (result == NRM_CUDA_SUCCESS &&
+        (status == NULL || dependencies != NULL || edges != NULL ||
+         n_dependencies != NULL)) {
+        result = NRM_CUDA_ERROR_INVALID_VALUE;
+    }
+    if (result == NRM_CUDA_SUCCESS && is_implicit(queue, false)) {
+        result = NRM_CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    }
+    if (result != NRM_CUDA_SUCCESS) {
+        return sim_call_end(&call, result);
+    }
+    const struct sim_capture *capture = queue->capture;
+    bool active = capture != NULL && is_active(capture);
+    *status = capture == NULL ? (unsigned)NRM_CU_STREAM_CAPTURE_STATUS_NONE
+                              : capture->status;
+    if (id != NULL) {
+        *id = active ? capture->id : 0;
+    }
+    if (graph != NULL && active) {
+        *graph = capture->graph;
+    }
+    return sim_call_end(&call, NRM_CUDA_SUCCESS);
+}
+
 nrm_CUresult
 cuThreadExchangeStreamCaptureMode(nrm_CUstreamCaptureMode *mode)
 {
@@ -380,16 +396,5 @@ cuThreadExchangeStreamCaptureMode(nrm_CUstreamCaptureMode *mode)
     nrm_CUstreamCaptureMode before = call.thread->capture_mode;
     call.thread->capture_mode = *mode;
     *mode = before;
-    return sim_call_end(&call, NRM_CUDA_SUCCESS);
-}
-
-nrm_CUresult
-cuGraphDestroy(nrm_CUgraph graph)
-{
-    SIM_BEGIN(call, cuGraphDestroy, SIM_PTR(graph));
-    if (!sim_handle_is_live(&sim_graphs, graph)) {
-        return sim_call_end(&call, NRM_CUDA_ERROR_INVALID_VALUE);
-    }
-    sim_graph_destroy(graph);
     return sim_call_end(&call, NRM_CUDA_SUCCESS);
 }

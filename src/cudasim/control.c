@@ -85,6 +85,13 @@ destroy_graph(void *graph, void *unused)
     sim_graph_destroy(graph);
 }
 
+static void
+destroy_exec(void *exec, void *unused)
+{
+    (void)unused;
+    sim_exec_destroy(exec);
+}
+
 /* Threads that wait for work of the old machine must get on before the driver's lock,
  * which they may hold, can be had. */
 static void
@@ -130,6 +137,7 @@ nrm_cudasim_reset(const struct nrm_cudasim_config *config)
         sim_device_memory_finish(i);
     }
     sim_handles_each(&sim_graphs, destroy_graph, NULL);
+    sim_handles_each(&sim_execs, destroy_exec, NULL);
     sim.initialized = false;
     sim.n_visible = 0;
     sim.page_locked_nbytes = 0;
@@ -139,6 +147,9 @@ nrm_cudasim_reset(const struct nrm_cudasim_config *config)
     sim_engine_reset(false);
     sim_unlock();
     pthread_mutex_unlock(&sim.driver_lock);
+    sim_lock();
+    sim_objects_run_destructors_locked();
+    sim_unlock();
     return NRM_CUDA_SUCCESS;
 }
 

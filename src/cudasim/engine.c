@@ -241,6 +241,7 @@ engine_main(void *arg)
         struct sim_queue *queue = sim.config.manual ? NULL : find_ready(&polls);
         if (queue != NULL) {
             run_first_locked(queue);
+            sim_objects_run_destructors_locked();
         }
         else {
             wait_locked(&sim.work, !sim.config.manual && polls);

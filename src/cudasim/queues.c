@@ -127,6 +127,7 @@ void
 sim_op_destroy(struct sim_op *op)
 {
     sim_marker_release(op->marker);
+    sim_objects_release(op->objects);
     free(op->staged);
     free(op);
 }

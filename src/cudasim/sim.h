@@ -196,7 +196,10 @@ enum sim_op_kind {
     SIM_OP_WAIT_VALUE,
     SIM_OP_WAIT_MARKER,
     SIM_OP_HOST_FUNCTION,
+    SIM_OP_END_LAUNCH, /* of a graph: does nothing, and keeps its objects until then */
 };
+
+struct sim_objects;
 
 struct sim_op {
     struct sim_op *next;
@@ -212,6 +215,7 @@ struct sim_op {
     struct sim_marker *marker; /* WAIT_MARKER, retained */
     nrm_CUhostFn function;     /* HOST_FUNCTION */
     void *user_data;
+    struct sim_objects *objects; /* END_LAUNCH, retained */
 };
 
 struct sim_queue {
@@ -287,16 +291,37 @@ struct nrm_CUevent_st {
     size_t fork_length;     /* of that queue's captured work at the record */
 };
 
+/* Operations in order of capture, of nobody's queue. */
+struct sim_ops {
+    struct sim_op *first;
+    struct sim_op *last;
+};
+
 struct nrm_CUgraph_st {
     struct sim_handle handle;
-    struct sim_op *first; /* in order of capture */
-    struct sim_op *last;
-    size_t n_ops;
+    struct sim_ops ops;
+    struct sim_objects *objects; /* owned references of user objects; NULL: none */
+};
+
+struct nrm_CUgraphExec_st {
+    struct sim_handle handle;
+    struct sim_ops ops;
+    struct sim_objects *objects;
+};
+
+struct nrm_CUuserObject_st {
+    struct sim_handle handle;
+    uint64_t refs; /* of the user, of graphs and of executables */
+    nrm_CUhostFn destroy;
+    void *data;
+    struct nrm_CUuserObject_st *next; /* doomed: the destructor is to be called */
 };
 
 extern struct sim_handles sim_streams;
 extern struct sim_handles sim_events;
 extern struct sim_handles sim_graphs;
+extern struct sim_handles sim_execs;
+extern struct sim_handles sim_user_objects;
 
 struct sim_call;
 nrm_CUresult sim_stream_find(const struct sim_call *call, nrm_CUstream stream,
@@ -314,6 +339,15 @@ void sim_capture_add(struct sim_queue *queue, struct sim_op *op); /* steals */
 nrm_CUresult sim_capture_spoil(struct sim_queue *queue);
 void sim_capture_leave(struct sim_queue *queue); /* the stream goes away */
 void sim_graph_destroy(struct nrm_CUgraph_st *graph);
+void sim_exec_destroy(struct nrm_CUgraphExec_st *exec);
+void sim_ops_append(struct sim_ops *ops, struct sim_op *op); /* steals */
+
+/* User objects that somebody holds together: a graph, an executable, its launches. */
+void sim_objects_retain(struct sim_objects *objects); /* NULL is fine for both */
+void sim_objects_release(struct sim_objects *objects);
+/* Whether destructors are due; calls them, with the state lock let go meanwhile. */
+bool sim_objects_are_due(void);
+void sim_objects_run_destructors_locked(void);
 
 /* ---- the frame of every entry point (calls.c, trace.c) --------------------------- */
 
