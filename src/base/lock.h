@@ -11,10 +11,11 @@
 enum nrm__rank {
     NRM__RANK_RESOURCES = 1, /* the list of live resources */
     NRM__RANK_REGISTRY,
-    NRM__RANK_CUDA,   /* the driver table and the contexts */
-    NRM__RANK_CACHES, /* the list of the threads' caches, and their slots */
-    NRM__RANK_POOL,   /* a pool; the pool of its upstream is never taken under it */
-    NRM__RANK_ORDER,  /* the streams that device memory waits for */
+    NRM__RANK_CUDA,     /* the driver table and the contexts */
+    NRM__RANK_CACHES,   /* the list of the threads' caches, and their slots */
+    NRM__RANK_POOL,     /* a pool; the pool of its upstream is never taken under it */
+    NRM__RANK_CAPTURES, /* the graphs that hold device memory */
+    NRM__RANK_ORDER,    /* the streams that device memory waits for */
     NRM__RANK_EPOCHS,
     NRM__RANK_RETIRED,
     NRM__RANK_SLAB,

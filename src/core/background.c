@@ -15,6 +15,7 @@
 
 #include "base/bits.h"
 #include "base/lock.h"
+#include "core/capture.h"
 #include "core/hooks.h"
 #include "core/uses.h"
 #include "os/fork.h"
@@ -173,6 +174,7 @@ run(void *unused)
         atomic_store(&working, true);
         size_t nbytes = nrm__is_exiting() ? 0 : nrm__retired_release_done();
         if (!nrm__is_exiting()) {
+            nrm__captures_reap();
             look_at_watched();
         }
         atomic_store(&working, false);

@@ -160,6 +160,9 @@ stamp_handle(nrm_stream *stream, int device)
 static bool
 poll_epoch(uint64_t stamp)
 {
+    if (stamp == NRM__ORDER_NEVER.count) {
+        return false;
+    }
     if (stamp > nrm__epoch_newest_recorded()) {
         (void)nrm__epoch_close();
     }
@@ -309,6 +312,9 @@ nrm__order_poll(struct nrm__order_tag tag)
         return poll_epoch(tag.count);
     }
     struct nrm__order *order = nrm__order_at(tag.stream);
+    if (nrm__order_is_captured(tag.stream)) {
+        return false; /* nobody can ask: nrm__order_close tells */
+    }
     poll_slot(order, tag);
     bool is_done = nrm__order_is_done(tag);
     nrm__order_try_recycle(order);
@@ -358,7 +364,8 @@ wait_for(struct nrm__order_tag tag, const nrm_stream *stream, int device)
 {
     struct nrm__order_event *event = NULL;
     nrm_status status = NRM_NOT_SUPPORTED;
-    if (nrm__cuda_stream_is_capturing(device, stream->handle)) {
+    if (nrm__order_is_captured(tag.stream) || tag.count == NRM__ORDER_NEVER.count ||
+        nrm__cuda_stream_is_capturing(device, stream->handle)) {
         return NRM_NOT_FOUND;
     }
     if (tag.stream != TAG_EPOCH) {
@@ -395,6 +402,37 @@ nrm__order_adopt(struct nrm__order_tag tag, nrm_stream *stream, int device)
         atomic_fetch_add(&order->count, 1); /* a record before the wait says nothing */
     }
     return status;
+}
+
+/* ---- what graphs hold ---- */
+
+bool
+nrm__order_open(struct nrm__order_tag *out)
+{
+    struct nrm__order *order = nrm__order_take(NULL, 0);
+    if (order == NULL) {
+        return false;
+    }
+    atomic_store(&order->is_captured, true);
+    *out = tag_of(order, atomic_fetch_add(&order->count, 1));
+    return true;
+}
+
+void
+nrm__order_close(struct nrm__order_tag tag)
+{
+    struct nrm__order *order = nrm__order_at(tag.stream);
+    nrm__order_raise(&order->done, tag.count);
+    nrm__order_end(order);
+    nrm__order_try_recycle(order);
+}
+
+bool
+nrm__order_is_captured(uint32_t stream)
+{
+    return stream >= NRM__ORDER_FIRST_SLOT &&
+           atomic_load_explicit(&nrm__order_at(stream)->is_captured,
+                                memory_order_relaxed);
 }
 
 /* ---- the end of a stream ---- */

@@ -32,6 +32,8 @@ struct nrm__order_tag {
 };
 
 #define NRM__ORDER_DONE ((struct nrm__order_tag){0, 0, 0})
+/* Never done: of memory that something unknown may use for ever. */
+#define NRM__ORDER_NEVER ((struct nrm__order_tag){1, 0, UINT64_MAX})
 
 /*
  * The tag of a block that is freed on `stream` now; NULL: by the host. `device` is that of
@@ -73,6 +75,17 @@ NRM_NODISCARD nrm_status nrm__order_adopt(struct nrm__order_tag tag, nrm_stream 
 /* The tag of two neighbours as one block; false: they must stay two. */
 bool nrm__order_merge(struct nrm__order_tag a, struct nrm__order_tag b,
                       struct nrm__order_tag *out);
+
+/*
+ * For core/capture.c: a tag of its own kind, of what a graph may use. It is done when it is
+ * closed, by whoever learns that the graph is gone; no stream can wait for it, and the
+ * driver is not asked about it. False: no memory for it.
+ */
+bool nrm__order_open(struct nrm__order_tag *out);
+void nrm__order_close(struct nrm__order_tag tag);
+
+/* Whether the slot of a tag (`tag.stream`) is of that kind. A few atomic loads. */
+bool nrm__order_is_captured(uint32_t stream);
 
 /* For core/stream.c: the stream's last reference is gone and its handle still good. Records,
    so a reference to a stream that blocks were freed on is dropped with no lock held. */

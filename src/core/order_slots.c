@@ -114,6 +114,7 @@ nrm__order_take(nrm_stream *stream, int device)
         nrm__list_remove(&order->link);
         order->stream = stream;
         order->device = device;
+        atomic_store_explicit(&order->is_captured, false, memory_order_relaxed);
         order->resets = nrm__cuda_generations();
         order->next = NULL;
         n_in_use++;

@@ -37,6 +37,7 @@ struct nrm__order {
     atomic_uint_least64_t epoch; /* whose end is that of everything here; 0: none */
     uint64_t resets;             /* of all contexts when it was taken */
     int device;                  /* of special handles */
+    atomic_bool is_captured;     /* of a graph: see nrm__order_open */
     struct nrm__order *next;     /* of the same stream */
     /* Under the lock: */
     nrm_stream *stream;    /* borrowed; NULL: gone, or a bare handle */

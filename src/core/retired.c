@@ -7,6 +7,7 @@
 #include "base/lock.h"
 #include "core/background.h"
 #include "core/block_map.h"
+#include "core/capture.h"
 #include "core/hooks.h"
 #include "core/nodes.h"
 #include "core/uses.h"
@@ -142,6 +143,7 @@ size_t
 nrm__retired_drain(uint64_t limit_ns)
 {
     struct nrm__link ready;
+    nrm__captures_reap();
     if (nrm__is_exiting() || nrm__retired_is_empty()) {
         return 0;
     }

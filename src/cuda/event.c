@@ -9,11 +9,13 @@
  * cuCtxRecordEvent during any capture of the context invalidates it, in every capture
  * mode. Captures on blocking streams can be seen beforehand; of others the driver tells
  * only by its answer, when it is too late. That happens once: from then on the device
- * is not recorded on until somebody who knows lifts it.
+ * is not recorded on until somebody who knows lifts it. While a capture is announced
+ * (cuda/capture.h) there is no record at all.
  */
 #include "cuda/event.h"
 
 #include "base/lock.h"
+#include "cuda/capture.h"
 #include "os/fork.h"
 
 enum { MAX_POOLED = NRM__CUDA_EVENTS_POOLED };
@@ -170,7 +172,11 @@ nrm__cuda_record(int device, struct nrm__cuda_event *out)
         return status == NRM_DEVICE_LOST ? NRM__RECORD_LOST : NRM__RECORD_CAPTURE;
     }
     struct nrm__cuda_event event = {.device = device, .generation = scope.generation};
-    enum nrm__record result = record(&scope, &event);
+    enum nrm__record result = NRM__RECORD_CAPTURE;
+    if (nrm__cuda_record_begin()) {
+        result = record(&scope, &event);
+        nrm__cuda_record_end();
+    }
     nrm__cuda_leave(&scope);
     /* A reset meanwhile: nobody knows to which life the event belongs. */
     if (result == NRM__RECORDED && nrm__cuda_generation(device) != event.generation) {

@@ -30,6 +30,7 @@
 #include "base/assert.h"
 #include "base/bits.h"
 #include "base/error.h"
+#include "core/capture.h"
 #include "core/hooks.h"
 #include "core/nodes.h"
 #include "core/slab.h"
@@ -165,6 +166,13 @@ find_own_pages(struct nrm__pool *pool, const struct nrm__request *request,
                : status;
 }
 
+/* Whether it belongs to a graph: then no thread may keep it when it is freed. */
+static bool
+is_captured(const struct nrm__pool *pool, struct nrm__pool_block *block)
+{
+    return pool->order != NULL && !nrm__order_is_done(nrm__pool_ordered(block)->then);
+}
+
 static nrm_status
 allocate_block(struct nrm__pool *pool, const struct nrm__request *request,
                uintptr_t state, struct nrm__block *out)
@@ -185,7 +193,8 @@ allocate_block(struct nrm__pool *pool, const struct nrm__request *request,
     if (!is_zero && is_lazy(pool, request)) {
         is_zero = drop_pages(pool, (void *)address, request->nbytes);
     }
-    atomic_store_explicit(&block->live.goes_long, is_lazy(pool, request),
+    atomic_store_explicit(&block->live.goes_long,
+                          is_lazy(pool, request) || is_captured(pool, block),
                           memory_order_relaxed);
     set_taken(block, address, request->nbytes, state);
     fill(block, address, out);
@@ -592,6 +601,9 @@ pool_finish(nrm_resource *mr)
         nrm__slabs_finish(&pool->slabs);
     }
     nrm__pool_drop_all(pool);
+    if (pool->order != NULL) {
+        nrm__captures_forget(mr);
+    }
     while (pool->spare != NULL) {
         struct nrm__pool_block *block = pool->spare;
         pool->spare = block->next;

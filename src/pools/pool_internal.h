@@ -42,8 +42,11 @@ struct nrm__pool_block {
 struct nrm__pool_ordered_block {
     struct nrm__pool_block block;
     struct nrm__order_tag tag;
-    uintptr_t origin;            /* of the tag: a hint, see nrm__pool_stamp */
-    bool is_lone;                /* nothing else will bear a tag of its slot */
+    uintptr_t origin; /* of the tag: a hint, see nrm__pool_stamp */
+    bool is_lone;     /* nothing else will bear a tag of its slot */
+    bool is_held; /* of a free one: a graph may use it, and `then` counts after `tag` */
+    /* Live: of the graph in whose capture it was allocated; NRM__ORDER_DONE: of none. */
+    struct nrm__order_tag then;
     struct nrm__pool_list *list; /* that a free one stands in; NULL: it is done */
     struct nrm__link pending;    /* there */
 };
@@ -68,7 +71,9 @@ struct nrm__pool_list {
 struct nrm__pool_order {
     struct nrm__pool_list *others; /* epochs, bare handles, streams without a list */
     _Atomic(struct nrm__pool_list *) streams[NRM__POOL_N_STREAMS]; /* NULL: not yet */
+    _Atomic(struct nrm__pool_list *) held; /* of graphs; nobody takes them; or NULL */
     /* Under the pool's lock: */
+    uint64_t n_ended;      /* graphs, when the held blocks were looked at */
     size_t pending_nbytes; /* in all lists */
     unsigned turn;         /* the list that is looked at first for a block to adopt */
 };
@@ -247,6 +252,9 @@ nrm_status nrm__pool_find_ordered(struct nrm__pool *pool,
 void nrm__pool_settle(struct nrm__pool *pool, uint64_t wait_ns);
 
 size_t nrm__pool_pending_locked(const struct nrm__pool *pool);
+
+/* Of the pending bytes, those that graphs hold. */
+size_t nrm__pool_captured_locked(const struct nrm__pool *pool);
 void nrm__pool_check_order_locked(struct nrm__pool *pool);
 
 /* ---- memory: the lock is not held (pool_search.c) ---- */

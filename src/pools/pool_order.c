@@ -21,8 +21,18 @@
  * waited for before the pool grows: where the handle still means that stream, this is no wait.
  *
  * The driver is called with no lock held; a block that somebody waits for is claimed.
+ *
+ * On a stream that is being captured (core/capture.h) an allocation takes what the capture
+ * has freed on the stream, what is done, or new memory, and never what the stream itself
+ * freed before: that is in the order of the stream, and the graph will run anywhere. What
+ * it gets is the graph's from then on. Streams that stay are asked about only when there is
+ * no memory at hand.
  */
 #include "pools/pool_order.h"
+
+#include "base/error.h"
+#include "core/capture.h"
+#include "cuda/capture.h"
 
 enum {
     LOOKS = 64,      /* blocks that a search beside the bins looks at */
@@ -34,10 +44,14 @@ struct search {
     struct nrm__pool *pool;
     size_t nbytes, alignment;
     nrm_stream *stream; /* NULL: the host */
+    nrm_stream *given;  /* as it was asked for, also where it counts as the host */
     int device;
     bool has_slot; /* something may be its own */
     struct nrm__order_tag slot;
     uintptr_t origin;
+    bool is_asked; /* whether the stream is being captured */
+    bool is_captured;
+    struct nrm__order_tag held; /* captured: what a block bears while it is live */
 };
 
 /* ---- without a wait ---- */
@@ -46,8 +60,10 @@ static bool
 is_usable(struct nrm__pool_block *block, const void *context)
 {
     const struct search *search = context;
-    return nrm__order_is_free(nrm__pool_ordered(block)->tag, search->stream,
-                              search->device);
+    const struct nrm__pool_ordered_block *own = nrm__pool_ordered(block);
+    bool is_own = search->has_slot && own->tag.stream == search->slot.stream &&
+                  own->tag.generation == search->slot.generation;
+    return !own->is_held && (is_own || nrm__order_is_done(own->tag));
 }
 
 /* What the stream freed itself. */
@@ -210,7 +226,7 @@ take_pending(const struct search *search, unsigned i)
     struct nrm__pool_list *list = nrm__pool_list_at(pool->order, i);
     struct nrm__pool_block *block = NULL;
     nrm__lock_acquire(&pool->lock);
-    if (list != NULL && list->nbytes != 0) {
+    if (list != NULL && list->nbytes != 0 && !nrm__pool_is_captured_list(list)) {
         block = nrm__pool_take_from_locked(pool, &list->bins, search->nbytes,
                                            search->alignment);
     }
@@ -257,6 +273,57 @@ adopt_any(const struct search *search, struct nrm__pool_block **out)
     return status;
 }
 
+/* ---- for a graph ---- */
+
+/* Asks whether the stream is being captured; then its own memory is the graph's. */
+static nrm_status
+ask_for_capture(struct search *search)
+{
+    struct nrm__capture_tags tags;
+    search->is_asked = true;
+    nrm_status status =
+        nrm__capture_find(search->given, search->device, &search->pool->base, &tags);
+    if (status == NRM_NOT_FOUND) {
+        return NRM_OK;
+    }
+    NRM_TRY(status);
+    search->is_captured = true;
+    search->held = tags.held;
+    search->slot = tags.own;
+    search->has_slot = nrm__order_is_captured(tags.own.stream);
+    return NRM_OK;
+}
+
+/* Asks the driver what is done only when it has no more memory: whatever is called inside a
+   capture may hurt it. */
+static nrm_status
+find_captured(const struct search *search, struct nrm__pool_block **out)
+{
+    for (;;) {
+        *out = take_usable(search);
+        if (*out != NULL) {
+            return NRM_OK;
+        }
+        nrm_status status =
+            nrm__pool_grow(search->pool, search->nbytes, search->alignment);
+        if (status == NRM_OUT_OF_MEMORY && nrm__pool_poll(search->pool)) {
+            continue;
+        }
+        NRM_TRY(status);
+    }
+}
+
+/* With no record on a context meanwhile, which would invalidate the capture. */
+static nrm_status
+find_shielded(const struct search *search, struct nrm__pool_block **out)
+{
+    nrm__captures_reap();
+    nrm__cuda_capture_shield();
+    nrm_status status = find_captured(search, out);
+    nrm__cuda_capture_withdraw();
+    return status;
+}
+
 /* ---- all of it ---- */
 
 static struct search
@@ -266,6 +333,7 @@ search_for(struct nrm__pool *pool, const struct nrm__request *request, size_t nb
         .pool = pool,
         .nbytes = nbytes,
         .alignment = nrm__max(request->alignment, pool->alignment),
+        .given = request->stream,
         .device = nrm_resource_device(&pool->base),
     };
     search.stream = nrm__pool_stream_on(search.device, request->stream);
@@ -289,26 +357,32 @@ find_at_last(const struct search *search, nrm_status full, struct nrm__pool_bloc
     return waits && nrm__pool_wait_for_more(pool, wait_ns) ? NRM_NOT_FOUND : full;
 }
 
-nrm_status
-nrm__pool_find_ordered(struct nrm__pool *pool, const struct nrm__request *request,
-                       size_t nbytes, struct nrm__pool_block **out)
+/* The search on a stream that is not captured. With NRM_OK and no block it turned out that it
+   is. */
+static nrm_status
+find_streamed(struct search *search, struct nrm__pool_block **out)
 {
-    struct search search = search_for(pool, request, nbytes);
     for (;;) {
-        *out = take_usable(&search);
+        *out = take_usable(search);
         if (*out != NULL) {
             return NRM_OK;
         }
-        if (nrm__pool_poll(pool)) {
+        if (!search->is_asked) {
+            NRM_TRY(ask_for_capture(search));
+            if (search->is_captured) {
+                return NRM_OK;
+            }
+        }
+        if (nrm__pool_poll(search->pool)) {
             continue;
         }
-        nrm_status status = adopt_same_origin(&search, out);
+        nrm_status status = adopt_same_origin(search, out);
         if (status != NRM_NOT_FOUND) {
             return status;
         }
-        status = nrm__pool_grow(pool, nbytes, search.alignment);
+        status = nrm__pool_grow(search->pool, search->nbytes, search->alignment);
         if (status == NRM_OUT_OF_MEMORY) {
-            status = find_at_last(&search, status, out);
+            status = find_at_last(search, status, out);
             if (status != NRM_NOT_FOUND) {
                 return status;
             }
@@ -317,4 +391,31 @@ nrm__pool_find_ordered(struct nrm__pool *pool, const struct nrm__request *reques
             return status;
         }
     }
+}
+
+nrm_status
+nrm__pool_find_ordered(struct nrm__pool *pool, const struct nrm__request *request,
+                       size_t nbytes, struct nrm__pool_block **out)
+{
+    struct search search = search_for(pool, request, nbytes);
+    nrm_status status = NRM_OK;
+    *out = NULL;
+    /* The host and the legacy stream are never captured. */
+    search.is_asked = search.given == NULL ||
+                      search.given->handle <= NRM_STREAM_HANDLE_LEGACY;
+    if (nrm__stream_may_capture(search.given)) {
+        NRM_TRY(ask_for_capture(&search));
+    }
+    if (!search.is_captured) {
+        status = find_streamed(&search, out);
+    }
+    if (status == NRM_OK && search.is_captured) {
+        status = find_shielded(&search, out);
+    }
+    if (status == NRM_OK) {
+        struct nrm__pool_ordered_block *own = nrm__pool_ordered(*out);
+        own->is_held = false;
+        own->then = search.is_captured ? search.held : NRM__ORDER_DONE;
+    }
+    return status;
 }

@@ -17,6 +17,13 @@ bool nrm__pool_is_of_list(const struct nrm__pool_list *list, struct nrm__order_t
 /* Frees what is known to be done, of all lists, and calls nobody; true: something was. */
 bool nrm__pool_promote_locked(struct nrm__pool *pool);
 
+/* Whether the list is of memory that a graph holds, and may use again in its capture. */
+static inline bool
+nrm__pool_is_captured_list(const struct nrm__pool_list *list)
+{
+    return nrm__order_is_captured(list->stream);
+}
+
 /* Asks the driver; true: more is done than before. */
 bool nrm__pool_poll(struct nrm__pool *pool);
 

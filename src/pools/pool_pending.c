@@ -7,11 +7,17 @@
  * by another. In the first kind the oldest block says enough, for the counts of a stream
  * become done in turn. In the last each block stands for itself, and is asked about in
  * turn, so that none which is stuck hides the others.
+ *
+ * What a graph may use (core/capture.h) becomes done with the graph. Memory that was
+ * allocated in its capture and freed there stands in a list as that of a stream does, for
+ * the capture alone. All else is held: it stands in a list that nobody takes from, and
+ * afterwards bears the tag of the stream that freed it.
  */
 #include "pools/pool_order.h"
 
 #include "base/assert.h"
 #include "base/error.h"
+#include "core/capture.h"
 #include "core/hooks.h"
 #include "core/nodes.h"
 #include "core/stream.h"
@@ -88,6 +94,9 @@ nrm__pool_order_destroy(struct nrm__pool *pool)
             nrm__unmap(nrm__pool_list_at(pool->order, i), list_nbytes());
         }
     }
+    if (pool->order->held != NULL) {
+        nrm__unmap(pool->order->held, list_nbytes());
+    }
     nrm__node_deallocate(pool->order, sizeof *pool->order);
     pool->order = NULL;
 }
@@ -104,14 +113,12 @@ nrm__pool_is_of_list(const struct nrm__pool_list *list, struct nrm__order_tag ta
     return list->stream == tag.stream && list->generation == tag.generation;
 }
 
-/* Sees to it that there is a list for the slot; without one its blocks are others. */
+/* Sees to it that there is a list; without one its blocks are others. */
 static void
-prepare_list(struct nrm__pool_order *order, struct nrm__order_tag tag)
+prepare_list(_Atomic(struct nrm__pool_list *) *place)
 {
-    _Atomic(struct nrm__pool_list *) *place =
-        &order->streams[tag.stream % NRM__POOL_N_STREAMS];
     struct nrm__pool_list *none = NULL;
-    if (!is_slot(tag) || atomic_load_explicit(place, memory_order_acquire) != NULL) {
+    if (atomic_load_explicit(place, memory_order_acquire) != NULL) {
         return;
     }
     struct nrm__pool_list *list = create_list();
@@ -127,6 +134,11 @@ list_for_locked(struct nrm__pool_order *order,
 {
     if (own->tag.stream == NRM__ORDER_DONE.stream) {
         return NULL;
+    }
+    if (own->is_held) {
+        struct nrm__pool_list *held =
+            atomic_load_explicit(&order->held, memory_order_acquire);
+        return held != NULL ? held : order->others;
     }
     struct nrm__pool_list *list =
         is_slot(own->tag) && !own->is_lone
@@ -144,6 +156,9 @@ struct nrm__pool_bins *
 nrm__pool_enter_list_locked(struct nrm__pool *pool, struct nrm__pool_block *block)
 {
     struct nrm__pool_ordered_block *own = nrm__pool_ordered(block);
+    if (own->is_held && nrm__order_is_done(own->tag)) {
+        pool->order->n_ended = UINT64_MAX; /* its graph went meanwhile: look again */
+    }
     own->list = list_for_locked(pool->order, own);
     if (own->list == NULL) {
         return pool->bins;
@@ -175,16 +190,36 @@ nrm__pool_pending_locked(const struct nrm__pool *pool)
     return pool->order != NULL ? pool->order->pending_nbytes : 0;
 }
 
+size_t
+nrm__pool_captured_locked(const struct nrm__pool *pool)
+{
+    if (pool->order == NULL) {
+        return 0;
+    }
+    const struct nrm__pool_list *held =
+        atomic_load_explicit(&pool->order->held, memory_order_acquire);
+    size_t nbytes = held != NULL ? held->nbytes : 0;
+    for (unsigned i = 0; i < NRM__POOL_N_STREAMS; i++) {
+        const struct nrm__pool_list *list = nrm__pool_list_at(pool->order, i);
+        if (list != NULL && list->nbytes != 0 && nrm__pool_is_captured_list(list)) {
+            nbytes += list->nbytes;
+        }
+    }
+    return nbytes;
+}
+
 /* ---- tags ---- */
 
-/* By the tags alone, so that it does not depend on what the GPU does meanwhile. */
+/* By the tags alone, so that it does not depend on what the GPU does meanwhile. Of two that
+   are held each has another tag for afterwards. */
 bool
 nrm__pool_is_one_locked(const struct nrm__pool *pool, struct nrm__pool_block *a,
                         struct nrm__pool_block *b)
 {
     (void)pool;
     struct nrm__order_tag x = nrm__pool_ordered(a)->tag, y = nrm__pool_ordered(b)->tag;
-    return x.stream == y.stream && x.generation == y.generation;
+    return x.stream == y.stream && x.generation == y.generation &&
+           !nrm__pool_ordered(a)->is_held && !nrm__pool_ordered(b)->is_held;
 }
 
 /* The later count of one stream. That it is done meanwhile is found out later: now there may
@@ -216,18 +251,61 @@ nrm__pool_origin_of(const nrm_stream *stream)
     return stream->handle ^ (uintptr_t)stream->thread << 32;
 }
 
+static bool
+is_same(struct nrm__order_tag a, struct nrm__order_tag b)
+{
+    return a.stream == b.stream && a.generation == b.generation && a.count == b.count;
+}
+
+/* Stamps a block that a graph may use: of `held`, in whose capture it was allocated, or of
+   the capture that goes on on the stream. False: of none. */
+static bool
+stamp_captured(struct nrm__pool *pool, struct nrm__pool_ordered_block *own,
+               nrm_stream *stream)
+{
+    int device = nrm_resource_device(&pool->base);
+    struct nrm__capture_tags now = {NRM__ORDER_NEVER, NRM__ORDER_NEVER};
+    struct nrm__order_tag held = own->then;
+    bool is_held = !nrm__order_is_done(held);
+    /* Without memory to describe the capture the tags are never done. */
+    bool is_captured = nrm__stream_may_capture(stream) &&
+                       nrm__capture_find(stream, device, &pool->base, &now) !=
+                           NRM_NOT_FOUND;
+    if (!is_held && !is_captured) {
+        return false;
+    }
+    if (is_held && is_captured && is_same(held, now.held) && is_slot(now.own)) {
+        own->tag = now.own;
+        own->is_lone = false;
+        own->origin = 0;
+        prepare_list(&pool->order->streams[own->tag.stream % NRM__POOL_N_STREAMS]);
+        return true;
+    }
+    bool of_two = is_held && is_captured && !is_same(held, now.held);
+    own->is_held = true;
+    own->tag = is_held ? held : now.held;
+    own->then = of_two ? now.held
+                       : nrm__order_stamp(nrm__pool_stream_on(device, stream), device);
+    prepare_list(&pool->order->held);
+    return true;
+}
+
 void
 nrm__pool_stamp(struct nrm__pool *pool, struct nrm__pool_block *block,
                 nrm_stream *stream)
 {
     struct nrm__pool_ordered_block *own = nrm__pool_ordered(block);
     int device = nrm_resource_device(&pool->base);
-    stream = nrm__pool_stream_on(device, stream);
+    nrm_stream *given = stream;
+    stream = nrm__pool_stream_on(device, given);
     own->origin = nrm__pool_origin_of(stream);
     own->is_lone = stream != NULL && !nrm__stream_stays(stream);
+    if (stamp_captured(pool, own, given)) {
+        return;
+    }
     own->tag = nrm__order_stamp(stream, device);
-    if (!own->is_lone) {
-        prepare_list(pool->order, own->tag);
+    if (!own->is_lone && is_slot(own->tag)) {
+        prepare_list(&pool->order->streams[own->tag.stream % NRM__POOL_N_STREAMS]);
     }
 }
 
@@ -242,11 +320,28 @@ oldest_of(struct nrm__pool_list *list)
                : NULL;
 }
 
+/* The graph is gone, and what has used the block besides counts. If that is another graph,
+   who else has is not known any more: everybody. */
+static void
+set_next_tag(struct nrm__pool_ordered_block *own)
+{
+    own->tag = nrm__order_is_done(own->then) ? NRM__ORDER_DONE : own->then;
+    own->is_held = nrm__order_is_captured(own->tag.stream);
+    if (own->is_held) {
+        own->then = nrm__order_stamp(NULL, NRM_DEVICE_NONE);
+    }
+}
+
 static void
 set_done_locked(struct nrm__pool *pool, struct nrm__pool_ordered_block *own)
 {
     nrm__pool_bin_remove_locked(pool, &own->block);
-    own->tag = NRM__ORDER_DONE;
+    if (own->is_held) {
+        set_next_tag(own);
+    }
+    else {
+        own->tag = NRM__ORDER_DONE;
+    }
     nrm__pool_free_locked(pool, &own->block, false);
 }
 
@@ -281,11 +376,37 @@ promote_others_locked(struct nrm__pool *pool, struct nrm__pool_list *list)
     return more;
 }
 
+/* Looks at all of them, but only when a graph has gone since the last time. */
+static bool
+promote_held_locked(struct nrm__pool *pool)
+{
+    struct nrm__pool_list *held =
+        atomic_load_explicit(&pool->order->held, memory_order_acquire);
+    uint64_t n_ended = nrm__captures_n_ended();
+    bool more = false;
+    if (held == NULL || n_ended == pool->order->n_ended) {
+        return false;
+    }
+    pool->order->n_ended = n_ended;
+    struct nrm__link *next;
+    for (struct nrm__link *link = held->pending.next; link != &held->pending;
+         link = next) {
+        struct nrm__pool_ordered_block *own =
+            NRM__CONTAINER(link, struct nrm__pool_ordered_block, pending);
+        next = link->next; /* held blocks do not merge */
+        if (nrm__order_is_done(own->tag)) {
+            set_done_locked(pool, own);
+            more = true;
+        }
+    }
+    return more;
+}
+
 /* What is known to be done, of all lists; calls nobody. */
 bool
 nrm__pool_promote_locked(struct nrm__pool *pool)
 {
-    bool more = false;
+    bool more = promote_held_locked(pool);
     for (unsigned i = 0; i < NRM__POOL_N_STREAMS && nrm__pool_pending_locked(pool) != 0;
          i++) {
         struct nrm__pool_list *list = nrm__pool_list_at(pool->order, i);
@@ -332,17 +453,19 @@ bool
 nrm__pool_poll(struct nrm__pool *pool)
 {
     struct nrm__order_tag tags[NRM__POOL_N_STREAMS + OTHERS_ASKED];
+    nrm__captures_reap();
     nrm__lock_acquire(&pool->lock);
+    bool came_back = promote_held_locked(pool);
     unsigned n = nrm__pool_pending_locked(pool) != 0 ? collect_locked(pool, tags) : 0;
     nrm__lock_release(&pool->lock);
     if (n == 0) {
-        return false;
+        return came_back;
     }
     for (unsigned i = 0; i < n; i++) {
         (void)nrm__order_poll(tags[i]);
     }
     nrm__lock_acquire(&pool->lock);
-    bool more = nrm__pool_promote_locked(pool);
+    bool more = nrm__pool_promote_locked(pool) || came_back;
     turn_others_locked(pool->order->others);
     nrm__lock_release(&pool->lock);
     return more;
@@ -359,7 +482,8 @@ nrm__pool_wait_for_more(struct nrm__pool *pool, uint64_t limit_ns)
         return more;
     }
     nrm__lock_acquire(&pool->lock);
-    bool waits = nrm__pool_pending_locked(pool) != 0;
+    /* Nobody waits for a graph to be destroyed. */
+    bool waits = nrm__pool_pending_locked(pool) > nrm__pool_captured_locked(pool);
     pool->n_waits += waits;
     nrm__lock_release(&pool->lock);
     void *token = waits ? nrm__detach() : NULL;
@@ -384,8 +508,10 @@ nrm__pool_settle(struct nrm__pool *pool, uint64_t wait_ns)
 
 /* ---- the check ---- */
 
+enum list_kind { OF_STREAM, OF_OTHERS, OF_GRAPHS };
+
 static void
-check_list_locked(struct nrm__pool_list *list, bool is_others)
+check_list_locked(struct nrm__pool_list *list, enum list_kind kind)
 {
     size_t nbytes = 0;
     for (struct nrm__link *link = list->pending.next; link != &list->pending;
@@ -395,8 +521,9 @@ check_list_locked(struct nrm__pool_list *list, bool is_others)
         NRM_ASSERT(nrm__pool_state_of(&own->block) == NRM__POOL_FREE);
         NRM_ASSERT(own->list == list);
         NRM_ASSERT(own->tag.stream != NRM__ORDER_DONE.stream);
-        NRM_ASSERT(is_others ||
+        NRM_ASSERT(kind != OF_STREAM ||
                    (nrm__pool_is_of_list(list, own->tag) && !own->is_lone));
+        NRM_ASSERT(own->is_held ? kind != OF_STREAM : kind != OF_GRAPHS);
         nbytes += own->block.size;
     }
     NRM_ASSERT(nbytes == list->nbytes);
@@ -410,9 +537,14 @@ nrm__pool_check_order_locked(struct nrm__pool *pool)
     for (unsigned i = 0; i < NRM__POOL_N_LISTS; i++) {
         struct nrm__pool_list *list = nrm__pool_list_at(pool->order, i);
         if (list != NULL) {
-            check_list_locked(list, i == NRM__POOL_N_STREAMS);
+            check_list_locked(list, i == NRM__POOL_N_STREAMS ? OF_OTHERS : OF_STREAM);
             nbytes += list->nbytes;
         }
+    }
+    struct nrm__pool_list *held = atomic_load(&pool->order->held);
+    if (held != NULL) {
+        check_list_locked(held, OF_GRAPHS);
+        nbytes += held->nbytes;
     }
     NRM_ASSERT(nbytes == pool->order->pending_nbytes);
 }

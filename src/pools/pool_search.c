@@ -109,7 +109,9 @@ nrm__pool_free_block(struct nrm__pool *pool, struct nrm__pool_block *block)
 {
     NRM_ASSERT(nrm__pool_state_of(block) == NRM__POOL_CLAIMED);
     if (atomic_load_explicit(&block->live.goes_long, memory_order_relaxed)) {
-        learn_from(pool, block);
+        if (pool->is_plain) {
+            learn_from(pool, block);
+        }
         atomic_store_explicit(&block->live.goes_long, false, memory_order_relaxed);
     }
     nrm__lock_acquire(&pool->lock);

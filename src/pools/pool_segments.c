@@ -433,7 +433,8 @@ nrm__pool_explain(struct nrm__pool *pool, const nrm_error *said, size_t asked)
 {
     nrm__lock_acquire(&pool->lock);
     size_t reserved = pool->reserved_nbytes, live = pool->live_nbytes;
-    size_t parked = pool->parked_nbytes + nrm__pool_pending_locked(pool);
+    size_t captured = nrm__pool_captured_locked(pool);
+    size_t parked = pool->parked_nbytes + nrm__pool_pending_locked(pool) - captured;
     size_t largest = largest_free_locked(pool);
     nrm__lock_release(&pool->lock);
     bool is_limited = pool->maximum_nbytes < SIZE_MAX / 2;
@@ -441,12 +442,14 @@ nrm__pool_explain(struct nrm__pool *pool, const nrm_error *said, size_t asked)
     return nrm__error_native(
         NRM_OUT_OF_MEMORY, said->native_code, said->native_name,
         "%s%s: %s asked, %s%s, %s reserved, %s in use, largest free block %s, %s freed "
-        "but not done on the GPU",
+        "but not done on the GPU%s%s%s",
         is_full ? "the pool is full" : said->message, is_full ? "" : "; the pool",
         bytes_text(asked).chars, is_limited ? "limit " : "no limit",
         is_limited ? bytes_text(pool->maximum_nbytes).chars : "",
         bytes_text(reserved).chars, bytes_text(live).chars, bytes_text(largest).chars,
-        bytes_text(parked).chars);
+        bytes_text(parked).chars, captured != 0 ? ", " : "",
+        captured != 0 ? bytes_text(captured).chars : "",
+        captured != 0 ? " freed but held by captured graphs" : "");
 }
 
 /* Bytes of the next segment for a request of `nbytes`: twice what there is, within

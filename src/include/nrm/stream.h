@@ -55,6 +55,17 @@ NRM_API bool nrm_stream_is_usable_here(const nrm_stream *stream);
 /* Waits until the work submitted to `stream` is done. May block. */
 NRM_API NRM_NODISCARD nrm_status nrm_stream_synchronize(nrm_stream *stream);
 
+/*
+ * Around the capture of a stream into a graph: tells that one is about to begin, and that it
+ * has ended. They nest, and may be called in different threads. Meanwhile no event is
+ * recorded on a context, which would invalidate the capture, and what is allocated and
+ * freed on the captured stream is kept for the graph until that is destroyed. Streams that
+ * numpy_rmm has not made are found to be captured without it. nrm_capture_begin waits for
+ * a record in progress; it may block.
+ */
+NRM_API void nrm_capture_begin(void);
+NRM_API void nrm_capture_end(void);
+
 NRM_API void nrm_stream_retain(nrm_stream *stream);
 NRM_API void nrm_stream_release(nrm_stream *stream);
 

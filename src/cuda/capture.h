@@ -1,0 +1,55 @@
+/*
+ * Stream capture, as the driver tells of it, and who must keep still meanwhile.
+ *
+ * The driver says of a stream whether it is being captured (about 20 ns, and no capture
+ * minds), and lets a graph hold an object whose destructor is called when the graph, every
+ * executable made of it and their last launch are gone.
+ *
+ * cuCtxRecordEvent invalidates every capture of its context, in all modes, and nobody can
+ * find out beforehand whether a non-blocking stream is captured. So who knows of a capture
+ * announces it, and while one is announced no context is recorded on (cuda/event.c).
+ */
+#ifndef NRM_CUDA_CAPTURE_H
+#define NRM_CUDA_CAPTURE_H
+
+#include "cuda/driver.h"
+
+struct nrm__cuda_capture {
+    uint64_t id; /* never given to another one; 0: the driver cannot tell (< 12.3) */
+    nrm_CUgraph graph; /* that is being made; NULL: the same */
+    int device; /* whose primary context the stream is in; -1: of none, unknown */
+};
+
+/* Whether the stream is being captured, and what for. False also for a capture that was
+   invalidated already, where it cannot be known, and for the legacy stream, which never
+   is. Handle 2 means the calling thread's on `device`, or in the current context (-1).
+   Detached for that, no lock held. */
+bool nrm__cuda_capture_find(int device, uintptr_t handle,
+                            struct nrm__cuda_capture *out);
+
+enum nrm__cuda_retained {
+    NRM__CAPTURE_RETAINED,
+    NRM__CAPTURE_UNRETAINED, /* `gone` is never called */
+    NRM__CAPTURE_REFUSED,    /* by the graph: `gone` is called all the same */
+};
+
+/* Lets the graph hold `data`: when nothing can be launched any more and all launches are
+   done, a thread of the driver calls `gone(data)`, which may not call the driver. Not when
+   the context is reset. */
+enum nrm__cuda_retained nrm__cuda_capture_retain(nrm_CUgraph graph, void *data,
+                                                 nrm_CUhostFn gone);
+
+/* From the return of the one to the other (they nest, in any thread) nrm__cuda_record
+   records nothing. Waits for a record in progress: detached, no lock held. */
+void nrm__cuda_capture_announce(void);
+void nrm__cuda_capture_withdraw(void);
+
+/* The same for a thread that is inside a capture: what others have begun has hurt it
+   already, and is not waited for. */
+void nrm__cuda_capture_shield(void);
+
+/* Around a record of a context; false: a capture is announced, and there must be none. */
+bool nrm__cuda_record_begin(void);
+void nrm__cuda_record_end(void);
+
+#endif
