@@ -691,6 +691,137 @@ TEST(a_capture_of_another_thread_counts_by_its_mode)
     CHECK_EQ(cu.cuThreadExchangeStreamCaptureMode(&mode), 0);
 }
 
+/* ---- graphs ---------------------------------------------------------------------- */
+
+static atomic_int n_gone;
+
+static void
+count_gone(void *data)
+{
+    int version;
+    CHECK_EQ(cu.cuInit(0), NRM_CUDA_ERROR_NOT_PERMITTED); /* as in a host function */
+    CHECK_EQ(cu.cuDriverGetVersion(&version), 0);
+    atomic_fetch_add(&n_gone, *(int *)data);
+}
+
+/* A graph that fills 64 bytes with 1 and copies them on, and holds an object. */
+static nrm_CUgraph
+capture_copy(nrm_CUstream stream, nrm_CUdeviceptr from, nrm_CUdeviceptr to)
+{
+    static int one = 1;
+    nrm_CUgraph graph = NULL, captured = NULL;
+    nrm_CUuserObject object;
+    unsigned int status;
+    uint64_t id = 0;
+    atomic_store(&n_gone, 0);
+    CHECK_EQ(cu.cuStreamBeginCapture(stream, NRM_CU_STREAM_CAPTURE_MODE_GLOBAL), 0);
+    CHECK_EQ(cu.cuStreamGetCaptureInfo(stream, &status, &id, &captured, NULL, NULL,
+                                       NULL),
+             0);
+    CHECK_EQ(status, NRM_CU_STREAM_CAPTURE_STATUS_ACTIVE);
+    CHECK_NE(id, 0);
+    CHECK_EQ(cu.cuUserObjectCreate(&object, &one, count_gone, 1,
+                                   NRM_CU_USER_OBJECT_NO_DESTRUCTOR_SYNC),
+             0);
+    CHECK_EQ(cu.cuGraphRetainUserObject(captured, object, 1,
+                                        NRM_CU_GRAPH_USER_OBJECT_MOVE),
+             0);
+    CHECK_EQ(cu.cuMemsetD8Async(from, 1, 64, stream), 0);
+    CHECK_EQ(cu.cuMemcpyAsync(to, from, 64, stream), 0);
+    CHECK_EQ(cu.cuStreamEndCapture(stream, &graph), 0);
+    CHECK(graph == captured);
+    return graph;
+}
+
+TEST(a_graph_runs_when_it_is_launched_and_each_time_anew)
+{
+    REQUIRE(start());
+    nrm_CUstream stream;
+    nrm_CUdeviceptr ptr;
+    nrm_CUgraphExec exec;
+    unsigned char bytes[128];
+    CHECK_EQ(cu.cuMemAlloc(&ptr, 128), 0);
+    CHECK_EQ(cu.cuStreamCreate(&stream, 1), 0);
+    CHECK_EQ(cu.cuMemsetD8(ptr, 5, 128), 0);
+    nrm_CUgraph graph = capture_copy(stream, ptr, ptr + 64);
+    CHECK_EQ(cu.cuGraphInstantiateWithFlags(&exec, graph, 0), 0);
+    CHECK_EQ(cu.cuGraphDestroy(graph), 0);
+    CHECK_EQ(cu.cuMemcpyDtoH(bytes, ptr, 128), 0);
+    CHECK_EQ(bytes[0], 5); /* nothing has run yet */
+    for (int i = 0; i < 3; i++) {
+        CHECK_EQ(cu.cuMemsetD8(ptr, 5, 128), 0);
+        CHECK_EQ(cu.cuGraphLaunch(exec, stream), 0);
+        CHECK_EQ(cu.cuStreamSynchronize(stream), 0);
+        CHECK_EQ(cu.cuMemcpyDtoH(bytes, ptr, 128), 0);
+        CHECK_EQ(bytes[0], 1);
+        CHECK_EQ(bytes[127], 1);
+    }
+    CHECK_EQ(cu.cuMemFree(ptr), 0);
+    CHECK_EQ(cu.cuGraphLaunch(exec, stream), NRM_CUDA_ERROR_INVALID_VALUE);
+    CHECK_EQ(sim.nrm_cudasim_fault_count(), 1); /* its memory is gone */
+    CHECK_EQ(cu.cuGraphExecDestroy(exec), 0);
+    CHECK_EQ(cu.cuGraphExecDestroy(exec), NRM_CUDA_ERROR_INVALID_VALUE);
+}
+
+TEST(an_object_goes_with_the_last_that_can_run)
+{
+    REQUIRE(start());
+    nrm_CUstream stream;
+    nrm_CUdeviceptr ptr;
+    nrm_CUgraphExec exec;
+    CHECK_EQ(cu.cuMemAlloc(&ptr, 128), 0);
+    CHECK_EQ(cu.cuStreamCreate(&stream, 1), 0);
+    nrm_CUgraph graph = capture_copy(stream, ptr, ptr + 64);
+    CHECK_EQ(cu.cuGraphInstantiateWithFlags(&exec, graph, 0), 0);
+    CHECK_EQ(cu.cuGraphDestroy(graph), 0);
+    CHECK_EQ(atomic_load(&n_gone), 0);
+    CHECK_EQ(sim.nrm_cudasim_hold_stream(stream), 0);
+    CHECK_EQ(cu.cuGraphLaunch(exec, stream), 0);
+    CHECK_EQ(cu.cuGraphExecDestroy(exec), 0);
+    CHECK_EQ(atomic_load(&n_gone), 0); /* a launch is pending */
+    CHECK_EQ(sim.nrm_cudasim_release_stream(stream), 0);
+    CHECK_EQ(cu.cuStreamSynchronize(stream), 0);
+    for (int i = 0; i < 1000 && atomic_load(&n_gone) == 0; i++) {
+        usleep(1000);
+    }
+    CHECK_EQ(atomic_load(&n_gone), 1);
+    CHECK_EQ(cu.cuGraphDestroy(capture_copy(stream, ptr, ptr + 64)), 0);
+    CHECK_EQ(atomic_load(&n_gone), 1);
+}
+
+TEST(an_object_goes_with_a_capture_that_fails)
+{
+    REQUIRE(start());
+    static int one = 1;
+    nrm_CUstream stream;
+    nrm_CUevent event;
+    nrm_CUgraph graph = NULL;
+    nrm_CUuserObject object;
+    unsigned int status;
+    uint64_t id = 1;
+    atomic_store(&n_gone, 0);
+    CHECK_EQ(cu.cuStreamCreate(&stream, 1), 0);
+    CHECK_EQ(cu.cuEventCreate(&event, 2), 0);
+    CHECK_EQ(cu.cuStreamBeginCapture(stream, NRM_CU_STREAM_CAPTURE_MODE_RELAXED), 0);
+    CHECK_EQ(cu.cuStreamGetCaptureInfo(stream, &status, NULL, &graph, NULL, NULL, NULL),
+             0);
+    CHECK_EQ(cu.cuUserObjectCreate(&object, &one, count_gone, 2,
+                                   NRM_CU_USER_OBJECT_NO_DESTRUCTOR_SYNC),
+             0);
+    CHECK_EQ(cu.cuGraphRetainUserObject(graph, object, 1, 0), 0);
+    CHECK_EQ(cu.cuUserObjectRelease(object, 2), 0);
+    CHECK_EQ(cu.cuCtxRecordEvent(context, event),
+             NRM_CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    CHECK_EQ(cu.cuStreamGetCaptureInfo(stream, &status, &id, NULL, NULL, NULL, NULL),
+             0);
+    CHECK_EQ(status, NRM_CU_STREAM_CAPTURE_STATUS_INVALIDATED);
+    CHECK_EQ(id, 0);
+    CHECK_EQ(atomic_load(&n_gone), 0);
+    CHECK_EQ(cu.cuStreamEndCapture(stream, &graph),
+             NRM_CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+    CHECK_EQ(atomic_load(&n_gone), 1);
+}
+
 /* ---- fork, threads, reset -------------------------------------------------------- */
 
 static void

@@ -208,7 +208,7 @@ static void
 drop_stream(nrm_stream *stream)
 {
     nrm_CUstream handle = handle_of(stream);
-    bool is_bare = !nrm__stream_is_special(stream) && stream->keepalive == NULL;
+    bool is_bare = !nrm__stream_stays(stream);
     nrm_stream_release(stream);
     if (is_bare) {
         CHECK_EQ(cuda.cuStreamDestroy(handle), NRM_CUDA_SUCCESS);
@@ -566,6 +566,35 @@ TEST(after_the_graph_the_stream_that_freed_counts)
     CHECK(has_seen(0, VALUE));
     CHECK_OK(try_take(BLOCK, NULL));
     nrm_stream_release(reader);
+    drop_stream(stream);
+    stop();
+}
+
+/* Two neighbours, each with a stream of its own to wait for after the graph. */
+TEST(blocks_of_a_graph_do_not_share_what_comes_after_it)
+{
+    start(2 * BLOCK);
+    nrm_stream *stream = others_stream(), *a = new_stream(), *b = new_stream();
+    begin_capture(stream, GLOBAL);
+    void *first = take(BLOCK, stream), *second = take(BLOCK, stream);
+    write_on(stream, second, VALUE);
+    nrm_CUgraphExec exec = instantiate(end_capture(stream));
+    launch(exec, stream);
+    CHECK_EQ(cuda.cuStreamSynchronize(handle_of(stream)), NRM_CUDA_SUCCESS);
+    hold(b);
+    read_on(b, second, 0);
+    give(second, b);
+    give(first, a);
+    CHECK_EQ(cuda.cuGraphExecDestroy(exec), NRM_CUDA_SUCCESS);
+    CHECK(take(BLOCK, NULL) == first);
+    CHECK_STATUS(try_take(BLOCK, NULL), NRM_OUT_OF_MEMORY);
+    give(first, NULL);
+    let_go(b);
+    CHECK_EQ(cuda.cuCtxSynchronize(), NRM_CUDA_SUCCESS);
+    CHECK(has_seen(0, VALUE));
+    CHECK_OK(try_take(2 * BLOCK, NULL));
+    nrm_stream_release(a);
+    nrm_stream_release(b);
     drop_stream(stream);
     stop();
 }
