@@ -47,6 +47,7 @@ except ModuleNotFoundError as error:
 
 if TYPE_CHECKING:
     from numpy_rmm import mr, testing
+    from numpy_rmm._capture import stream_capture
     from numpy_rmm._creation import (
         empty_like_pinned,
         empty_pinned,
@@ -101,6 +102,7 @@ __all__ = [
     "registry",
     "reset_handler",
     "set_handler",
+    "stream_capture",
     "testing",
     "trim",
     "use_handler",
@@ -124,6 +126,7 @@ _PLACES = {
     "registry": "_registry",
     "reset_handler": "_handlers",
     "set_handler": "_handlers",
+    "stream_capture": "_capture",
     "use_handler": "_handlers",
     "zeros_like_pinned": "_creation",
     "zeros_pinned": "_creation",

@@ -86,6 +86,9 @@ DEFAULT_STREAM: Stream
 LEGACY_DEFAULT_STREAM: Stream
 PER_THREAD_DEFAULT_STREAM: Stream
 
+def _capture_begin() -> None: ...
+def _capture_end() -> None: ...
+
 # ---- resources ----
 
 @final

@@ -77,6 +77,7 @@ add_functions(PyObject *module)
         errors_methods,     memory_resource_functions, resource_functions,
         handler_functions,  registry_methods,          options_methods,
         array_info_methods, cuda_query_methods,        system_info_methods,
+        stream_functions,
     };
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) {
         if (PyModule_AddFunctions(module, tables[i]) < 0) {

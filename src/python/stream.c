@@ -325,6 +325,32 @@ stream_reduce(PyObject *Py_UNUSED(object), PyObject *Py_UNUSED(unused))
     return NULL;
 }
 
+/* ---- captures ---- */
+
+static PyObject *
+capture_begin(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+{
+    nrm_capture_begin();
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+capture_end(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+{
+    nrm_capture_end();
+    Py_RETURN_NONE;
+}
+
+PyMethodDef stream_functions[] = {
+    {"_capture_begin", capture_begin, METH_NOARGS,
+     PyDoc_STR("_capture_begin($module)\n--\n\nA capture is about to begin.")},
+    {"_capture_end", capture_end, METH_NOARGS,
+     PyDoc_STR("_capture_end($module)\n--\n\nThe capture has ended.")},
+    {NULL, NULL, 0, NULL},
+};
+
+/* ---- methods ---- */
+
 static PyMethodDef stream_methods[] = {
     {"close", close_stream, METH_NOARGS,
      PyDoc_STR(

@@ -7,6 +7,8 @@
 #include "nrm/stream.h"
 #include "python/state.h"
 
+extern PyMethodDef stream_functions[];
+
 int stream_init(PyObject *module);
 
 /*
