@@ -170,7 +170,8 @@ find_own_pages(struct nrm__pool *pool, const struct nrm__request *request,
 static bool
 is_captured(const struct nrm__pool *pool, struct nrm__pool_block *block)
 {
-    return pool->order != NULL && !nrm__order_is_done(nrm__pool_ordered(block)->then);
+    return pool->order != NULL &&
+           nrm__pool_ordered(block)->then.stream != NRM__ORDER_DONE.stream;
 }
 
 static nrm_status

@@ -300,7 +300,9 @@ nrm__pool_stamp(struct nrm__pool *pool, struct nrm__pool_block *block,
     stream = nrm__pool_stream_on(device, given);
     own->origin = nrm__pool_origin_of(stream);
     own->is_lone = stream != NULL && !nrm__stream_stays(stream);
-    if (stamp_captured(pool, own, given)) {
+    bool may_be_captured = own->then.stream != NRM__ORDER_DONE.stream ||
+                           nrm__stream_may_capture(given);
+    if (may_be_captured && stamp_captured(pool, own, given)) {
         return;
     }
     own->tag = nrm__order_stamp(stream, device);
