@@ -93,7 +93,8 @@ def _capture_end() -> None: ...
 
 @final
 class ResourceStatistics(
-    structseq[Any], tuple[int, int, int, int, int, int, int, int, int, int, int, int]
+    structseq[Any],
+    tuple[int, int, int, int, int, int, int, int, int, int, int, int, int, int],
 ):
     __match_args__: Final = (
         "current_bytes",
@@ -108,6 +109,8 @@ class ResourceStatistics(
         "waits",
         "fallbacks",
         "errors",
+        "segments_ahead",
+        "failures_ahead",
     )
     @property
     def current_bytes(self) -> int: ...
@@ -133,6 +136,10 @@ class ResourceStatistics(
     def fallbacks(self) -> int: ...
     @property
     def errors(self) -> int: ...
+    @property
+    def segments_ahead(self) -> int: ...
+    @property
+    def failures_ahead(self) -> int: ...
 
 @disjoint_base
 class MemoryResource:
@@ -199,7 +206,9 @@ class PoolMemoryResource(MemoryResource):
         wait_limit: float | str | None = None,
         on_exhausted: Literal["error", "wait"] | None = None,
         segments: Literal["vmm", "alloc"] | None = None,
+        grow_ahead: bool = False,
     ) -> None: ...
+    def add_peer(self, device: _Index) -> None: ...
 
 class StatisticsResourceAdaptor(MemoryResource):
     def __init__(self, upstream_mr: MemoryResource) -> None: ...

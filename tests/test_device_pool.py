@@ -288,3 +288,40 @@ def test_a_device_that_cannot_map_memory() -> None:
 def test_a_word_that_is_none(value: object, error: type[Exception]) -> None:
     with pytest.raises(error, match="segments must be"):
         mr.PoolMemoryResource(mr.HostMemoryResource(), segments=value)  # type: ignore[arg-type]
+
+
+# ---- peers ---------------------------------------------------------------------------
+
+
+def test_a_peer_is_added_before_and_after_an_allocation() -> None:
+    with simulate_cuda(devices=2) as cuda:
+        early, late = pool_of(), pool_of()
+        early.add_peer(1)
+        ptrs = early.allocate(MIB), late.allocate(MIB)
+        n = cuda.calls("cuMemSetAccess")
+        late.add_peer(device=1)
+        assert cuda.calls("cuMemSetAccess") == n + 1
+        early.deallocate(ptrs[0], MIB)
+        late.deallocate(ptrs[1], MIB)
+        del early, late
+
+
+@pytest.mark.parametrize(
+    ("device", "error"),
+    [(2, ValueError), (-1, ValueError), (1 << 40, ValueError), ("1", TypeError)],
+)
+def test_a_peer_that_is_no_device(device: object, error: type[Exception]) -> None:
+    with simulate_cuda(devices=2):
+        pool = pool_of()
+        with pytest.raises(error):
+            pool.add_peer(device)  # type: ignore[arg-type]
+        del pool
+
+
+def test_memory_that_is_not_mapped_has_no_peers(simulator: SimulatedCuda) -> None:
+    for pool in (
+        pool_of(segments="alloc"),
+        mr.PoolMemoryResource(mr.HostMemoryResource()),
+    ):
+        with pytest.raises(NotImplementedError, match="does not map"):
+            pool.add_peer(0)

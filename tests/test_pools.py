@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import weakref
 from pathlib import Path
 
@@ -397,3 +398,48 @@ def test_a_failed_request_leaves_a_report_where_it_is_asked_for(
         np.ones(1_000_000)
     # one of the array, and two of allocate: before and after it has collected garbage
     assert log.read_text().count("failed to allocate") == 3
+
+
+# ---- growth ahead of demand ----------------------------------------------------------
+
+
+def _ahead(pool: mr.MemoryResource) -> int:
+    """Segments that came ahead when half of the first one is in use."""
+    ptrs = [pool.allocate(1 << 20) for _ in range(6)]
+    end = time.monotonic() + 0.5
+    while time.monotonic() < end and pool.statistics().segments_ahead == 0:
+        time.sleep(0.01)
+    for ptr in ptrs:
+        pool.deallocate(ptr, 1 << 20)
+    return pool.statistics().segments_ahead
+
+
+@pytest.mark.parametrize(
+    ("keywords", "n"), [({}, 0), ({"grow_ahead": False}, 0), ({"grow_ahead": True}, 1)]
+)
+def test_a_pool_grows_ahead_of_demand_when_asked_to(
+    keywords: dict[str, bool], n: int
+) -> None:
+    pool = mr.PoolMemoryResource(mr.HostMemoryResource(), **keywords)  # type: ignore[arg-type]
+    assert _ahead(pool) == n
+    assert pool.statistics().failures_ahead == 0
+
+
+def test_growth_ahead_is_seen_through_an_adaptor() -> None:
+    pool = mr.PoolMemoryResource(mr.HostMemoryResource(), grow_ahead=True)
+    assert _ahead(mr.StatisticsResourceAdaptor(pool)) == 1
+
+
+def test_what_cannot_be_had_ahead_is_no_error() -> None:
+    limited = mr.LimitingResourceAdaptor(mr.HostMemoryResource(), "12 MiB")
+    pool = mr.PoolMemoryResource(limited, grow_ahead=True)
+    assert _ahead(pool) == 0
+    assert pool.statistics().failures_ahead > 0
+    pool.deallocate(pool.allocate(100), 100)
+
+
+def test_python_functions_are_not_called_in_the_background() -> None:
+    host = mr.HostMemoryResource()
+    callback = mr.CallbackMemoryResource(host.allocate, host.deallocate, kind="host")
+    with pytest.raises(ValueError, match="grow_ahead"):
+        mr.PoolMemoryResource(callback, grow_ahead=True)

@@ -57,5 +57,7 @@ nrm__forward_statistics(nrm_resource *mr, nrm_statistics *out)
         out->epochs += upstream.epochs;
         out->waits += upstream.waits;
         out->fallbacks += upstream.fallbacks;
+        out->segments_ahead += upstream.segments_ahead;
+        out->failures_ahead += upstream.failures_ahead;
     }
 }

@@ -1,6 +1,7 @@
 /*
- * See background.h. While something is retired the thread polls with a growing pause;
- * otherwise it sleeps until what is watched is due, or until it is woken. A forked child
+ * See background.h. While something is retired the thread polls with a growing pause, from
+ * which only what is watched anew wakes it, not what is retired besides; otherwise it sleeps
+ * until what is watched is due, or until it is woken. A forked child
  * has no such thread; it starts one of its own when it has something to do. What the
  * thread was giving back at the moment of the fork stays mapped in the child, and keeps
  * its resource.
@@ -27,16 +28,19 @@
 #define WATCH_PAUSE_NS UINT64_C(1000000) /* between two looks at least */
 #define NEVER UINT64_MAX
 
-enum state { ABSENT, STARTING, ASLEEP, AWAKE };
+enum state { ABSENT, STARTING, ASLEEP, POLLING, AWAKE };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* guards sleeping only */
 static pthread_cond_t condition;                          /* of the monotonic clock */
 static atomic_int state;
 static atomic_bool working; /* it may be inside the driver */
+static pthread_t self;      /* once it is no longer STARTING */
 static atomic_uint_least64_t n_turns;
 
 static struct nrm__lock watched_lock = NRM__LOCK_INIT(NRM__RANK_LEAF);
 static struct nrm__link watched_list = {&watched_list, &watched_list};
+
+static void wake(int lightest);
 
 /* ---- what is watched ---- */
 
@@ -62,7 +66,7 @@ void
 nrm__background_watch(struct nrm__watched *watched)
 {
     insert(watched, 0);
-    nrm__background_wake();
+    wake(POLLING);
 }
 
 void
@@ -131,7 +135,7 @@ wait_until(uint64_t due_ns)
 {
     struct timespec due = {.tv_sec = (time_t)(due_ns / 1000000000),
                            .tv_nsec = (long)(due_ns % 1000000000)};
-    while (atomic_load(&state) == ASLEEP) {
+    while (atomic_load(&state) != AWAKE) {
         if (due_ns == NEVER) {
             pthread_cond_wait(&condition, &mutex);
         }
@@ -141,15 +145,16 @@ wait_until(uint64_t due_ns)
     }
 }
 
+/* `polling`: something is retired; until `limit_ns` at the latest. */
 static void
-sleep_until_due(void)
+sleep_until_due(bool polling, uint64_t limit_ns)
 {
     pthread_mutex_lock(&mutex);
     /* Said first and looked at then: who has something to do for it does it the other way
        round. */
-    atomic_store(&state, ASLEEP);
-    uint64_t due_ns = first_due();
-    if (!nrm__retired_is_empty() || due_ns <= nrm__clock_ns()) {
+    atomic_store(&state, polling ? POLLING : ASLEEP);
+    uint64_t due_ns = nrm__min(first_due(), limit_ns);
+    if ((!polling && !nrm__retired_is_empty()) || due_ns <= nrm__clock_ns()) {
         atomic_store(&state, AWAKE);
     }
     wait_until(due_ns);
@@ -160,16 +165,19 @@ static void *
 run(void *unused)
 {
     (void)unused;
+    self = pthread_self();
     atomic_store(&state, AWAKE);
     uint64_t pause = PAUSE_FIRST_NS;
     while (!nrm__is_exiting()) {
         if (nrm__retired_is_empty()) {
             pause = PAUSE_FIRST_NS;
-            sleep_until_due();
+            sleep_until_due(false, NEVER);
         }
+        uint64_t slept_ns = nrm__clock_ns();
         if (!nrm__retired_is_empty()) {
-            nrm__sleep_ns(pause);
+            sleep_until_due(true, slept_ns + pause);
         }
+        slept_ns = nrm__clock_ns() - slept_ns;
         atomic_fetch_add(&n_turns, 1);
         atomic_store(&working, true);
         size_t nbytes = nrm__is_exiting() ? 0 : nrm__retired_release_done();
@@ -178,7 +186,7 @@ run(void *unused)
             look_at_watched();
         }
         atomic_store(&working, false);
-        if (nbytes == 0 && pause < PAUSE_LAST_NS) {
+        if (nbytes == 0 && slept_ns >= pause && pause < PAUSE_LAST_NS) {
             pause *= 2;
         }
     }
@@ -208,8 +216,9 @@ start(void)
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
-void
-nrm__background_wake(void)
+/* Starts it, or wakes it from this sleep or a deeper one. */
+static void
+wake(int lightest)
 {
     if (nrm__is_exiting()) {
         return;
@@ -218,14 +227,28 @@ nrm__background_wake(void)
     if (now == ABSENT) {
         start();
     }
-    else if (now == ASLEEP) {
+    else if (now == ASLEEP || now == lightest) {
         pthread_mutex_lock(&mutex);
-        if (atomic_load(&state) == ASLEEP) {
+        now = atomic_load(&state);
+        if (now == ASLEEP || now == lightest) {
             atomic_store(&state, AWAKE);
             pthread_cond_signal(&condition);
         }
         pthread_mutex_unlock(&mutex);
     }
+}
+
+void
+nrm__background_wake(void)
+{
+    wake(ASLEEP);
+}
+
+bool
+nrm__background_is_here(void)
+{
+    int now = atomic_load(&state);
+    return now != ABSENT && now != STARTING && pthread_equal(self, pthread_self());
 }
 
 void

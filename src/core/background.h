@@ -2,7 +2,7 @@
  * The background thread: gives memory back while the program does something else. What is
  * retired it gives back when it is done; it queries epochs and never records one: only an
  * allocation or a trim knows that no capture of its thread is in progress. What lies idle
- * in a pool that is watched it gives back after a while.
+ * in a pool that is watched it gives back after a while, and one that fills up it grows.
  *
  * It starts when there is something to do for the first time, never at import, and sleeps
  * for good while there is nothing.
@@ -40,6 +40,9 @@ void nrm__background_forget(struct nrm__watched *watched);
 
 /* Something was retired. Cheap; called from an array's deallocation. */
 void nrm__background_wake(void);
+
+/* Whether this is the thread: it records nothing. */
+bool nrm__background_is_here(void);
 
 /* After nrm__exit_begin: returns when it is out of the driver, which is about to unload
    itself, or after `limit_ns`. */

@@ -114,7 +114,7 @@ struct nrm__ops {
     /* Optional. Adds to *out_nbytes what it gave back. */
     nrm_status (*trim)(nrm_resource *self, size_t keep_nbytes, size_t *out_nbytes);
 
-    /* Optional: adds reserved, parked, epochs, waits, fallbacks. */
+    /* Optional: adds reserved, parked, epochs, waits, fallbacks, and what was ahead. */
     void (*statistics)(nrm_resource *self, nrm_statistics *out);
 
     /* Optional: false when no request may take a short way. */

@@ -19,6 +19,7 @@
 #include "base/bits.h"
 #include "base/error.h"
 #include "base/lock.h"
+#include "core/background.h"
 #include "core/hooks.h"
 #include "cuda/event.h"
 #include "os/fork.h"
@@ -194,7 +195,8 @@ record_all(struct slot *slot)
 bool
 nrm__epoch_close(void)
 {
-    if (nrm__is_exiting() || nrm__cuda_is_forked() || nrm__epoch_is_lost()) {
+    if (nrm__is_exiting() || nrm__cuda_is_forked() || nrm__epoch_is_lost() ||
+        nrm__background_is_here()) {
         return false;
     }
     struct slot *slot = take_slot();

@@ -29,7 +29,8 @@ uint64_t nrm__epoch_newest_recorded(void);
 bool nrm__epoch_poll(void);
 
 /* Closes the open epoch, detached; polls once. True when an epoch was closed: false when
-   too many are pending, a capture forbids a record, or the device is lost. */
+   too many are pending, a capture forbids a record, the device is lost, or this is the
+   background thread. */
 bool nrm__epoch_close(void);
 
 /* Waits, detached and polling, until more epochs are done than before: at most `limit_ns`

@@ -85,6 +85,16 @@ nrm__cuda_capture_lift(int device)
     }
 }
 
+bool
+nrm__cuda_has_seen_capture(void)
+{
+    bool has = false;
+    for (int i = 0; i < NRM__MAX_DEVICES; i++) {
+        has = has || atomic_load_explicit(&has_captured[i], memory_order_relaxed);
+    }
+    return has;
+}
+
 /* Whether a blocking stream of the current context is being captured. */
 static bool
 sees_capture(const struct nrm__driver *driver)

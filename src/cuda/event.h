@@ -35,6 +35,9 @@ enum nrm__record {
  */
 enum nrm__record nrm__cuda_record(int device, struct nrm__cuda_event *out);
 
+/* Whether a device is not recorded on now, since a capture has forbidden it. */
+bool nrm__cuda_has_seen_capture(void);
+
 /* Lets a device be recorded on again, -1: all of them. */
 void nrm__cuda_capture_lift(int device);
 

@@ -491,6 +491,7 @@ pool_trim(nrm_resource *mr, size_t keep_nbytes, size_t *out_nbytes)
 {
     struct nrm__pool *pool = pool_from(mr);
     size_t slab_nbytes = 0, unclosed, parked;
+    nrm__pool_ahead_note_trim(pool);
     nrm__cache_drain(mr);
     if (pool->has_slabs) {
         nrm__slabs_trim(&pool->slabs, keep_nbytes, &slab_nbytes);
@@ -525,6 +526,8 @@ pool_statistics(nrm_resource *mr, nrm_statistics *out)
         (int64_t)(pool->parked_nbytes + nrm__pool_pending_locked(pool));
     out->epochs += pool->n_epochs;
     out->waits += pool->n_waits;
+    out->segments_ahead += pool->ahead.n_segments;
+    out->failures_ahead += pool->ahead.n_failures;
     nrm__lock_release(&pool->lock);
 }
 
@@ -578,6 +581,7 @@ pool_fork_child(nrm_resource *mr)
     }
     pool->growing_nbytes = 0; /* other threads' growth does not go on in the child */
     pool->is_watched = false; /* nor does anybody watch */
+    nrm__pool_ahead_forget_locked(pool);
 }
 
 /* ---- life ---- */
@@ -598,6 +602,7 @@ pool_finish(nrm_resource *mr)
     pool->is_watched = true; /* not to begin it once more */
     nrm__lock_release(&pool->lock);
     nrm__background_forget(&pool->watched);
+    nrm__background_forget(&pool->ahead.watched);
     if (pool->has_slabs) {
         nrm__slabs_finish(&pool->slabs);
     }
@@ -716,10 +721,17 @@ init(struct nrm__pool *pool, const nrm_pool_options *options)
             "size (%zu B)",
             options->initial_nbytes, pool->maximum_nbytes);
     }
+    if (options->grow_ahead && nrm_resource_calls_user_code(&pool->base)) {
+        return nrm__error(
+            NRM_INVALID_VALUE,
+            "grow_ahead: memory that a program's functions provide cannot "
+            "be taken in the background");
+    }
     nrm__lock_init(&pool->lock, NRM__RANK_POOL);
     nrm__list_init(&pool->parked);
     nrm__list_init(&pool->segments);
     nrm__background_watched_init(&pool->watched, &pool->base, nrm__pool_decay);
+    nrm__pool_ahead_init(pool, options->grow_ahead);
     void *bins;
     if (nrm__map(bins_nbytes(), nrm__page_size(), &bins) != 0) {
         return nrm__error(NRM_OUT_OF_MEMORY, "no memory to describe a pool");
@@ -774,4 +786,20 @@ nrm_pool_create(nrm_resource *upstream, const nrm_pool_options *options,
     }
     *out = mr;
     return NRM_OK;
+}
+
+nrm_status
+nrm_pool_add_peer(nrm_resource *mr, int device)
+{
+    if (mr->ops != &pool_ops) {
+        return nrm__error(NRM_INVALID_VALUE, "a %s is not opened to other devices",
+                          mr->ops->class_name);
+    }
+    nrm_status status = nrm__pool_vmm_add_peer(pool_from(mr), device);
+    return status != NRM_NOT_SUPPORTED
+               ? status
+               : nrm__error(NRM_NOT_SUPPORTED,
+                            "the pool does not map its memory: only what is mapped is "
+                            "opened to device %d",
+                            device);
 }

@@ -317,6 +317,9 @@ carve_locked(struct nrm__pool *pool, struct nrm__pool_block *block, uintptr_t st
     }
     nrm__pool_set_state(block, NRM__POOL_CLAIMED);
     pool->live_nbytes += block->size;
+    if (atomic_load_explicit(&pool->ahead.is_wanted, memory_order_relaxed)) {
+        nrm__pool_look_ahead_locked(pool, block->size);
+    }
     return block;
 }
 

@@ -1,7 +1,8 @@
 /*
  * What pools/pool.c (the resource), pool_blocks.c (its blocks), pool_segments.c,
- * pool_order.c, pool_pending.c and pool_vmm.c (blocks and segments of device memory) share. Functions named
- * ..._locked: the caller holds the pool's lock.
+ * pool_ahead.c (growth ahead of demand), pool_order.c, pool_pending.c and pool_vmm.c (blocks
+ * and segments of device memory) share. Functions named ..._locked: the caller holds the
+ * pool's lock.
  */
 #ifndef NRM_POOLS_POOL_INTERNAL_H
 #define NRM_POOLS_POOL_INTERNAL_H
@@ -66,6 +67,28 @@ struct nrm__pool_list {
     size_t nbytes;
 };
 
+/* Growth ahead of demand: see pools/pool_ahead.c. */
+struct nrm__pool_ahead {
+    atomic_bool is_wanted;
+    atomic_bool is_due; /* the background thread is to be told */
+    struct nrm__watched watched;
+    /* Under the pool's lock: */
+    bool is_watched;           /* it is told, or will be */
+    size_t high;               /* most that was in use, of what is reserved now */
+    size_t risen;              /* by how much, of late */
+    size_t target;             /* so much should be free while it rises */
+    uint64_t n_trims, n_begun; /* trims so far, and when this growth began */
+    int64_t n_segments, n_failures;
+    /* Of the background thread: */
+    uint64_t pause_ns, retry_ns; /* after a failure */
+};
+
+/* How to grow. */
+enum {
+    NRM__GROW_EXACT = 1u << 0, /* mapped: what is missing only, no whole pieces */
+    NRM__GROW_AHEAD = 1u << 1, /* in the background; a trim meanwhile ends it */
+};
+
 #define NRM__POOL_N_STREAMS 32u /* that have a list of their own at a time */
 
 struct nrm__pool_order {
@@ -103,6 +126,7 @@ struct nrm__pool {
     uint64_t decay_ns;       /* after so long free segments go back; 0: they do not */
     size_t kept_nbytes;      /* and so much stays: the first segment */
     struct nrm__watched watched;
+    struct nrm__pool_ahead ahead;
 
     struct nrm__lock lock; /* guards what follows */
     struct nrm__pool_block
@@ -285,9 +309,17 @@ void nrm__pool_reclaim_idle(struct nrm__pool *pool);
    upstream's words, or none where the limit is reached; nrm__pool_explain says the rest. */
 nrm_status nrm__pool_grow_by(struct nrm__pool *pool, size_t nbytes);
 
-/* Makes memory of the upstream, or mapped (no owner), one free block. */
+/* Bytes of the next segment for a request of `nbytes`, 0: for small ones: twice what there
+   is, within bounds, and whole huge pages. */
+size_t nrm__pool_next_segment(struct nrm__pool *pool, size_t nbytes);
+
+/* One more segment of `nbytes`, ahead of demand. */
+nrm_status nrm__pool_grow_ahead(struct nrm__pool *pool, size_t nbytes);
+
+/* Makes memory of the upstream, or mapped (no owner), one free block. `how`: the growth. */
 nrm_status nrm__pool_enter_segment(struct nrm__pool *pool,
-                                   const struct nrm__block *upstream, size_t nbytes);
+                                   const struct nrm__block *upstream, size_t nbytes,
+                                   unsigned how);
 
 /* What the pool has from the beginning. */
 nrm_status nrm__pool_grow_at_first(struct nrm__pool *pool, size_t nbytes);
@@ -324,6 +356,42 @@ nrm__pool_begins_decay_locked(struct nrm__pool *pool)
 
 /* The background thread's look at a pool: see core/background.h. */
 uint64_t nrm__pool_decay(nrm_resource *mr, uint64_t now_ns, bool is_first);
+
+/* ---- ahead of demand: pools/pool_ahead.c ---- */
+
+void nrm__pool_ahead_init(struct nrm__pool *pool, bool is_wanted);
+
+/* A block of `nbytes` was taken: is what is left enough? */
+void nrm__pool_look_ahead_locked(struct nrm__pool *pool, size_t nbytes);
+
+/* Wakes the background thread if it is due; no lock is held. */
+static inline void
+nrm__pool_begin_ahead(struct nrm__pool *pool)
+{
+    if (__builtin_expect(
+            atomic_load_explicit(&pool->ahead.is_due, memory_order_relaxed), 0) &&
+        atomic_exchange(&pool->ahead.is_due, false)) {
+        nrm__background_watch(&pool->ahead.watched);
+    }
+}
+
+/* The pool has grown for the first time, by so much. */
+void nrm__pool_ahead_begin_locked(struct nrm__pool *pool, size_t first_nbytes);
+
+/* What the program asks to be given back is not to come back by itself. */
+void nrm__pool_ahead_note_trim(struct nrm__pool *pool);
+
+/* A segment has left the pool. */
+static inline void
+nrm__pool_ahead_lower_locked(struct nrm__pool *pool)
+{
+    pool->ahead.high = nrm__min(pool->ahead.high, pool->reserved_nbytes);
+}
+
+/* In a forked child, where nothing grows ahead. */
+void nrm__pool_ahead_forget_locked(struct nrm__pool *pool);
+
+/* ---- moving pages ---- */
 
 /* Resizes a claimed block that fills a segment of its own by moving the pages of the segment.
    NRM_NOT_SUPPORTED: it does not, or they cannot move. */

@@ -342,7 +342,9 @@ nrm__pool_find_memory(struct nrm__pool *pool, const struct nrm__request *request
                       struct nrm__pool_block **out)
 {
     if (pool->order != NULL) {
-        return find_ordered(pool, request, out);
+        nrm_status status = find_ordered(pool, request, out);
+        nrm__pool_begin_ahead(pool);
+        return status;
     }
     struct search search;
     search.pool = pool;
@@ -353,6 +355,7 @@ nrm__pool_find_memory(struct nrm__pool *pool, const struct nrm__request *request
     if (!look(&search)) {
         NRM_TRY(climb(&search));
     }
+    nrm__pool_begin_ahead(pool);
     *out = search.found;
     return NRM_OK;
 }

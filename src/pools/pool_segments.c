@@ -11,12 +11,16 @@
 #include "cuda/context.h"
 #include "nrm/options.h"
 #include "os/memory.h"
+#include "os/system.h"
+#include "os/touch.h"
 #include "pools/pool_internal.h"
 #include "pools/pool_vmm.h"
 
 #define FINISH_WAIT_NS UINT64_C(10000000000) /* for the GPU, before memory is lost */
 #define COLOUR_STEP 1088u        /* 17 lines: the starts within a page go round */
 #define LARGE_MAX_GRANULES 16384 /* of a segment for one large block */
+#define PINNED_STEP_NBYTES (64 * NRM__MIB)
+#define AHEAD_FRACTION 16 /* of the memory left that a segment ahead may take at once */
 
 /* ---- segments ---- */
 
@@ -88,9 +92,14 @@ nrm__pool_destroy_segment(struct nrm__segment *segment)
 
 /* One free block of all of the segment enters the pool. */
 static nrm_status
-add_whole_block(struct nrm__pool *pool, struct nrm__segment *segment)
+add_whole_block(struct nrm__pool *pool, struct nrm__segment *segment, unsigned how)
 {
     nrm__lock_acquire(&pool->lock);
+    if ((how & NRM__GROW_AHEAD) && pool->ahead.n_trims != pool->ahead.n_begun) {
+        nrm__lock_release(&pool->lock);
+        return nrm__error(NRM_OUT_OF_MEMORY,
+                          "the pool was trimmed while it grew ahead");
+    }
     struct nrm__pool_block *block = nrm__pool_create_block_locked(pool);
     if (block != NULL) {
         block->start = segment->start;
@@ -100,6 +109,7 @@ add_whole_block(struct nrm__pool *pool, struct nrm__segment *segment)
         nrm__pool_set_start_locked(block);
         nrm__list_append(&pool->segments, &segment->link);
         pool->reserved_nbytes += segment->nbytes;
+        nrm__pool_ahead_begin_locked(pool, segment->nbytes);
         if (nrm__pool_is_mapped(segment)) {
             nrm__pool_vmm_link_locked(pool, block);
         }
@@ -113,7 +123,7 @@ add_whole_block(struct nrm__pool *pool, struct nrm__segment *segment)
 
 nrm_status
 nrm__pool_enter_segment(struct nrm__pool *pool, const struct nrm__block *upstream,
-                        size_t nbytes)
+                        size_t nbytes, unsigned how)
 {
     struct nrm__segment *segment = NULL;
     NRM_TRY(nrm__segment_create(&pool->base, upstream->ptr, nbytes, &segment));
@@ -127,7 +137,7 @@ nrm__pool_enter_segment(struct nrm__pool *pool, const struct nrm__block *upstrea
     if (status != NRM_OK) {
         goto fail_starts;
     }
-    status = add_whole_block(pool, segment);
+    status = add_whole_block(pool, segment, how);
     if (status != NRM_OK) {
         goto fail_block;
     }
@@ -140,16 +150,29 @@ fail_starts:
     return status;
 }
 
+/* Ordinary pages that come ahead of demand are made present too, or the program would wait
+   for them all the same; unless that would take much of what is left of the machine. */
+static void
+populate_ahead(const struct nrm__pool *pool, const struct nrm__block *block)
+{
+    if (pool->is_plain && block->nbytes <= nrm__touchable_nbytes() / AHEAD_FRACTION) {
+        (void)nrm__populate(block->ptr, block->nbytes, 1); /* else they come later */
+    }
+}
+
 /* Takes a segment of `nbytes` of the upstream and makes it one free block. */
 static nrm_status
-take_segment(struct nrm__pool *pool, size_t nbytes, size_t alignment)
+take_segment(struct nrm__pool *pool, size_t nbytes, size_t alignment, unsigned how)
 {
     struct nrm__request request = {.nbytes = nbytes, .alignment = alignment};
     nrm_resource *upstream = pool->base.upstream;
     struct nrm__block block;
     NRM_TRY(nrm__allocate(upstream, &request, &block));
+    if (how & NRM__GROW_AHEAD) {
+        populate_ahead(pool, &block);
+    }
     size_t usable = nrm__align_down(nbytes, pool->granule);
-    nrm_status status = nrm__pool_enter_segment(pool, &block, usable);
+    nrm_status status = nrm__pool_enter_segment(pool, &block, usable, how);
     if (status != NRM_OK) {
         nrm__give_back(upstream, &block, false);
     }
@@ -186,6 +209,7 @@ detach_locked(struct nrm__pool *pool, struct nrm__segment *segment,
     nrm__pool_destroy_block_locked(pool, block);
     nrm__list_remove(&segment->link);
     pool->reserved_nbytes -= segment->nbytes;
+    nrm__pool_ahead_lower_locked(pool);
     return true;
 }
 
@@ -452,30 +476,52 @@ nrm__pool_explain(struct nrm__pool *pool, const nrm_error *said, size_t asked)
         captured != 0 ? " freed but held by captured graphs" : "");
 }
 
-/* Bytes of the next segment for a request of `nbytes`: twice what there is, within
-   bounds, and whole huge pages. */
+/* While page-locked memory is registered the driver lets nobody else in: so much takes it a
+   millisecond, a GiB 26. */
 static size_t
-next_segment_nbytes(struct nrm__pool *pool, size_t nbytes)
+largest_step(const struct nrm__pool *pool)
+{
+    return pool->base.kind == NRM_KIND_PINNED
+               ? nrm__min(pool->segment_nbytes, PINNED_STEP_NBYTES)
+               : pool->segment_nbytes;
+}
+
+size_t
+nrm__pool_next_segment(struct nrm__pool *pool, size_t nbytes)
 {
     nrm__lock_acquire(&pool->lock);
     size_t ahead = nrm__max(pool->reserved_nbytes, NRM__POOL_FIRST_SEGMENT_NBYTES);
     nrm__lock_release(&pool->lock);
-    ahead = nrm__min(ahead, pool->segment_nbytes);
+    ahead = nrm__min(ahead, largest_step(pool));
     /* A segment for one large block has room for nothing else, so that it is free again as
        a whole when the block is. */
     return nbytes > ahead ? nrm__align_up(nbytes, NRM__MAP_PAGE)
                           : nrm__align_up(ahead, NRM__HUGE_PAGE);
 }
 
-nrm_status
-nrm__pool_grow_by(struct nrm__pool *pool, size_t nbytes)
+static nrm_status
+grow_by(struct nrm__pool *pool, size_t nbytes, unsigned how)
 {
     if (!book_growth(pool, nbytes)) {
         return nrm__error(NRM_OUT_OF_MEMORY, "%s", "");
     }
-    nrm_status status = take_segment(pool, nbytes, segment_alignment(pool));
+    nrm_status status = take_segment(pool, nbytes, segment_alignment(pool), how);
     unbook_growth(pool, nbytes);
     return status;
+}
+
+nrm_status
+nrm__pool_grow_by(struct nrm__pool *pool, size_t nbytes)
+{
+    return grow_by(pool, nbytes, 0);
+}
+
+nrm_status
+nrm__pool_grow_ahead(struct nrm__pool *pool, size_t nbytes)
+{
+    nrm_status status = nrm__pool_vmm_grow(pool, nbytes, NRM__GROW_AHEAD);
+    return status == NRM_NOT_SUPPORTED ? grow_by(pool, nbytes, NRM__GROW_AHEAD)
+                                       : status;
 }
 
 /* ---- moving pages ---- */
@@ -550,7 +596,7 @@ nrm__pool_move_pages(struct nrm__pool *pool, struct nrm__pool_block *block,
 nrm_status
 nrm__pool_grow_at_first(struct nrm__pool *pool, size_t nbytes)
 {
-    nrm_status status = nrm__pool_vmm_grow(pool, nbytes, true);
+    nrm_status status = nrm__pool_vmm_grow(pool, nbytes, NRM__GROW_EXACT);
     return status == NRM_OUT_OF_MEMORY || status == NRM_NOT_SUPPORTED
                ? nrm__pool_grow_by(pool, nbytes)
                : status;
@@ -560,15 +606,15 @@ nrm__pool_grow_at_first(struct nrm__pool *pool, size_t nbytes)
 static nrm_status
 grow_mapped(struct nrm__pool *pool, size_t needed)
 {
-    nrm_status status = nrm__pool_vmm_grow(pool, needed, false);
+    nrm_status status = nrm__pool_vmm_grow(pool, needed, 0);
     if (status == NRM_OUT_OF_MEMORY && needed > pool->maximum_nbytes) {
         return status; /* nothing that went back would help */
     }
     if (status == NRM_OUT_OF_MEMORY) {
-        status = nrm__pool_vmm_grow(pool, needed, true);
+        status = nrm__pool_vmm_grow(pool, needed, NRM__GROW_EXACT);
     }
     if (status == NRM_OUT_OF_MEMORY && nrm__pool_give_segments_back(pool, 0, 0) != 0) {
-        status = nrm__pool_vmm_grow(pool, needed, true);
+        status = nrm__pool_vmm_grow(pool, needed, NRM__GROW_EXACT);
     }
     return status;
 }
@@ -588,7 +634,7 @@ nrm__pool_grow(struct nrm__pool *pool, size_t nbytes, size_t alignment)
     if (status != NRM_NOT_SUPPORTED) {
         return status == NRM_OUT_OF_MEMORY ? nrm__pool_grow_by(pool, exact) : status;
     }
-    size_t rounded = next_segment_nbytes(pool, needed);
+    size_t rounded = nrm__pool_next_segment(pool, needed);
     nrm__pool_give_segments_back(pool, pool->segment_nbytes, 0);
     status = nrm__pool_grow_by(pool, rounded);
     if (status == NRM_OUT_OF_MEMORY && exact < rounded) {

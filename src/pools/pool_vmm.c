@@ -140,6 +140,20 @@ get_vmm(struct nrm__pool *pool, struct nrm__pool_vmm **out)
     return NRM_OK;
 }
 
+nrm_status
+nrm__pool_vmm_add_peer(struct nrm__pool *pool, int device)
+{
+    struct nrm__pool_vmm *vmm;
+    if (!atomic_load_explicit(&pool->maps, memory_order_relaxed)) {
+        return NRM_NOT_SUPPORTED;
+    }
+    NRM_TRY(get_vmm(pool, &vmm));
+    void *token = nrm__detach();
+    nrm_status status = nrm__vmm_add_peer(&vmm->range, device);
+    nrm__attach(token);
+    return status;
+}
+
 void
 nrm__pool_vmm_destroy(struct nrm__pool *pool)
 {
@@ -290,7 +304,7 @@ piece_nbytes_locked(const struct nrm__pool *pool, const struct nrm__pool_vmm *vm
 /* Chooses a hole, marks what of it will be mapped, and books it against the limit. */
 static nrm_status
 book_hole(struct nrm__pool *pool, struct nrm__pool_vmm *vmm, size_t needed,
-          bool is_exact, size_t *out_i, size_t *out_nbytes, size_t *out_piece)
+          unsigned how, size_t *out_i, size_t *out_nbytes, size_t *out_piece)
 {
     size_t least, most;
     nrm_status status = NRM_OUT_OF_MEMORY;
@@ -299,7 +313,8 @@ book_hole(struct nrm__pool *pool, struct nrm__pool_vmm *vmm, size_t needed,
     size_t left = pool->maximum_nbytes > taken ? pool->maximum_nbytes - taken : 0;
     *out_piece = piece_nbytes_locked(pool, vmm);
     if (find_hole_locked(vmm, needed, out_i, &least, &most) && least <= left) {
-        size_t nbytes = is_exact ? least : nrm__align_up(least, *out_piece);
+        size_t nbytes = (how & NRM__GROW_EXACT) ? least
+                                                : nrm__align_up(least, *out_piece);
         nbytes = nrm__min(nbytes, most);
         *out_nbytes = nbytes <= left ? nbytes : least;
         mark_locked(vmm, *out_i, *out_nbytes, &busy);
@@ -342,7 +357,8 @@ unmap_piece(struct nrm__pool_vmm *vmm, struct nrm__vmm_piece *piece)
 
 /* Maps one piece and makes it a segment. */
 static nrm_status
-map_piece(struct nrm__pool *pool, struct nrm__pool_vmm *vmm, size_t i, size_t nbytes)
+map_piece(struct nrm__pool *pool, struct nrm__pool_vmm *vmm, size_t i, size_t nbytes,
+          unsigned how)
 {
     size_t offset = i * vmm->range.granularity;
     struct nrm__vmm_piece *piece = nrm__node_allocate(sizeof *piece);
@@ -362,7 +378,7 @@ map_piece(struct nrm__pool *pool, struct nrm__pool_vmm *vmm, size_t i, size_t nb
         .capacity = nbytes,
         .record = piece,
     };
-    status = nrm__pool_enter_segment(pool, &block, nbytes);
+    status = nrm__pool_enter_segment(pool, &block, nbytes, how);
     if (status != NRM_OK) {
         (void)unmap_piece(vmm, piece);
     }
@@ -370,7 +386,7 @@ map_piece(struct nrm__pool *pool, struct nrm__pool_vmm *vmm, size_t i, size_t nb
 }
 
 nrm_status
-nrm__pool_vmm_grow(struct nrm__pool *pool, size_t needed, bool is_exact)
+nrm__pool_vmm_grow(struct nrm__pool *pool, size_t needed, unsigned how)
 {
     struct nrm__pool_vmm *vmm;
     size_t i, nbytes, piece_nbytes;
@@ -378,11 +394,11 @@ nrm__pool_vmm_grow(struct nrm__pool *pool, size_t needed, bool is_exact)
         return NRM_NOT_SUPPORTED;
     }
     NRM_TRY(get_vmm(pool, &vmm));
-    NRM_TRY(book_hole(pool, vmm, needed, is_exact, &i, &nbytes, &piece_nbytes));
+    NRM_TRY(book_hole(pool, vmm, needed, how, &i, &nbytes, &piece_nbytes));
     nrm_status status = NRM_OK;
     while (nbytes != 0) {
         size_t one = nrm__min(nbytes, piece_nbytes);
-        status = status == NRM_OK ? map_piece(pool, vmm, i, one) : status;
+        status = status == NRM_OK ? map_piece(pool, vmm, i, one, how) : status;
         unbook(pool, vmm, i, one, status == NRM_OK);
         i += one / vmm->range.granularity;
         nbytes -= one;

@@ -8,10 +8,13 @@
 #include "cuda/vmm.h"
 #include "pools/pool_internal.h"
 
-/* Maps memory so that a block of `needed` bytes fits: whole pieces, or what is missing only.
+/* Maps memory so that a block of `needed` bytes fits.
    NRM_NOT_SUPPORTED (not recorded): not here; NRM_OUT_OF_MEMORY, not recorded when it is
    the pool's limit, or there is no hole: the upstream may have what is needed. */
-nrm_status nrm__pool_vmm_grow(struct nrm__pool *pool, size_t needed, bool is_exact);
+nrm_status nrm__pool_vmm_grow(struct nrm__pool *pool, size_t needed, unsigned how);
+
+/* Opens what is and will be mapped to another device. NRM_NOT_SUPPORTED: see above. */
+nrm_status nrm__pool_vmm_add_peer(struct nrm__pool *pool, int device);
 
 /* No segment is left. */
 void nrm__pool_vmm_destroy(struct nrm__pool *pool);

@@ -215,6 +215,11 @@ construct_pool(struct module_state *state, PyObject **values,
         }
         options.segments = choice == 0 ? NRM_SEGMENTS_VMM : NRM_SEGMENTS_ALLOC;
     }
+    int grow_ahead = values[8] != NULL ? PyObject_IsTrue(values[8]) : 0;
+    if (grow_ahead < 0) {
+        return NULL;
+    }
+    options.grow_ahead = grow_ahead != 0;
     nrm_resource *mr;
     nrm_status status = nrm_pool_create(upstream, &options, &mr);
     return made(state, status, mr);

@@ -16,6 +16,7 @@
 #include "python/callback.h"
 #include "python/constructors.h"
 #include "python/errors.h"
+#include "python/pool.h"
 #include "python/resource_methods.h"
 
 /* ---- the table of objects ---- */
@@ -339,6 +340,7 @@ static const struct own {
     [RESOURCE_statistics] = {statistics_adaptor_methods, statistics_adaptor_getset},
     [RESOURCE_limiting] = {limiting_adaptor_methods, NULL},
     [RESOURCE_binning] = {binning_methods, binning_getset},
+    [RESOURCE_pool] = {pool_methods, NULL},
 };
 
 static PyTypeObject *

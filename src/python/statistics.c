@@ -16,6 +16,8 @@ static PyStructSequence_Field statistics_fields[] = {
     {"waits", "waits for an epoch"},
     {"fallbacks", "requests served by a fallback"},
     {"errors", "frees of addresses that were not this resource's"},
+    {"segments_ahead", "segments taken ahead of demand, in the background"},
+    {"failures_ahead", "times that this failed"},
     {NULL, NULL},
 };
 
@@ -23,7 +25,7 @@ static PyStructSequence_Desc statistics_desc = {
     .name = "numpy_rmm.ResourceStatistics",
     .doc = "Counters of a resource or a handler. Sizes are in requested bytes.",
     .fields = statistics_fields,
-    .n_in_sequence = 12,
+    .n_in_sequence = 14,
 };
 
 PyObject *
@@ -35,12 +37,13 @@ statistics_of(struct module_state *state, nrm_resource *mr)
         return errors_raise(state, status);
     }
     const int64_t values[] = {
-        s.current_bytes, s.current_count, s.peak_bytes,     s.peak_count,
-        s.total_bytes,   s.total_count,   s.reserved_bytes, s.parked_bytes,
-        s.epochs,        s.waits,         s.fallbacks,      s.errors,
+        s.current_bytes,  s.current_count,  s.peak_bytes,     s.peak_count,
+        s.total_bytes,    s.total_count,    s.reserved_bytes, s.parked_bytes,
+        s.epochs,         s.waits,          s.fallbacks,      s.errors,
+        s.segments_ahead, s.failures_ahead,
     };
     PyObject *result = PyStructSequence_New(state->statistics_type);
-    for (int i = 0; result != NULL && i < 12; i++) {
+    for (int i = 0; result != NULL && i < 14; i++) {
         PyObject *value = PyLong_FromLongLong(values[i]);
         if (value == NULL) {
             Py_CLEAR(result);

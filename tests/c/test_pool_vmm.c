@@ -656,4 +656,79 @@ TEST(a_child_leaves_the_parents_memory_alone)
     stop();
 }
 
+/* ---- peers ---- */
+
+static nrm_CUresult
+write_from(int device, void *ptr, size_t nbytes)
+{
+    make_current(device);
+    nrm_CUstream stream = new_handle();
+    nrm_CUresult code =
+        cuda.cuMemsetD8Async((nrm_CUdeviceptr)(uintptr_t)ptr, 7, nbytes, stream);
+    CHECK_EQ(cuda.cuStreamSynchronize(stream), NRM_CUDA_SUCCESS);
+    CHECK_EQ(cuda.cuStreamDestroy(stream), NRM_CUDA_SUCCESS);
+    make_current(0);
+    return code;
+}
+
+static void
+start_two(nrm_segments segments)
+{
+    struct nrm_cudasim_config config = simulator_config();
+    nrm_pool_options options = options_of(0, 0);
+    config.devices = 2;
+    simulator_start(&config);
+    CHECK_OK(nrm__cuda_init(NULL));
+    make_current(0);
+    options.segments = segments;
+    pool = pool_with(device_source(), &options);
+}
+
+TEST(a_peer_reaches_what_a_pool_has_and_what_it_will_have)
+{
+    start_two(NRM_SEGMENTS_VMM);
+    char *before = take(PIECE);
+    CHECK_EQ(write_from(1, before, PIECE), NRM_CUDA_ERROR_INVALID_VALUE);
+    CHECK_OK(nrm_pool_add_peer(pool, 1));
+    CHECK_OK(nrm_pool_add_peer(pool, 1)); /* once more changes nothing */
+    CHECK_OK(nrm_pool_add_peer(pool, 0)); /* its own */
+    CHECK_EQ(write_from(1, before, PIECE), NRM_CUDA_SUCCESS);
+    char *after = take(3 * PIECE);
+    CHECK_EQ(write_from(1, after, 3 * PIECE), NRM_CUDA_SUCCESS);
+    give(before);
+    give(after);
+    stop();
+}
+
+TEST(a_peer_may_be_added_before_anything_is_allocated)
+{
+    start_two(NRM_SEGMENTS_VMM);
+    CHECK_OK(nrm_pool_add_peer(pool, 1));
+    char *ptr = take(PIECE);
+    CHECK_EQ(write_from(1, ptr, PIECE), NRM_CUDA_SUCCESS);
+    give(ptr);
+    stop();
+}
+
+TEST(where_no_peer_can_be_added)
+{
+    start_two(NRM_SEGMENTS_ALLOC);
+    CHECK_EQ(nrm_pool_add_peer(pool, 1), NRM_NOT_SUPPORTED);
+    CHECK_STR_HAS(nrm_last_error()->message, "does not map");
+    nrm_resource *source = device_source();
+    CHECK_EQ(nrm_pool_add_peer(source, 1), NRM_INVALID_VALUE);
+    nrm_resource_release(source);
+    stop();
+    start_two(NRM_SEGMENTS_VMM);
+    CHECK_EQ(nrm_pool_add_peer(pool, 2), NRM_INVALID_VALUE);
+    char *ptr = take(PIECE);
+    sim.fail("cuMemSetAccess", 1, NRM_CUDA_ERROR_INVALID_DEVICE, 1);
+    CHECK_EQ(nrm_pool_add_peer(pool, 1), NRM_CUDA_ERROR);
+    CHECK_NE(write_from(1, ptr, PIECE), NRM_CUDA_SUCCESS);
+    CHECK_OK(nrm_pool_add_peer(pool, 1));
+    CHECK_EQ(write_from(1, ptr, PIECE), NRM_CUDA_SUCCESS);
+    give(ptr);
+    stop();
+}
+
 CHECK_MAIN

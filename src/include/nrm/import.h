@@ -94,7 +94,8 @@
       (nrm_resource * mr, size_t nbytes, nrm_resource *resource))                      \
     X(binning_get_bins, size_t, (nrm_resource * mr, nrm_bin * out, size_t n))          \
     X(arena_create, nrm_status,                                                        \
-      (nrm_resource * upstream, const nrm_arena_options *options, nrm_resource **out))
+      (nrm_resource * upstream, const nrm_arena_options *options, nrm_resource **out)) \
+    X(pool_add_peer, nrm_status, (nrm_resource * mr, int device))
 
 struct nrm_functions {
     size_t size; /* of the table in the installed numpy_rmm */

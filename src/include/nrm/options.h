@@ -47,7 +47,8 @@ typedef enum nrm_option_source {
     X(ON_EXHAUSTED, "on_exhausted", CHOICE, 0, "auto|host|error|wait",                 \
       "what a full pool does; auto: host for \"pinned\", error for the others")        \
     X(SEGMENT_NBYTES, "segment_nbytes", SIZE, 67108864, "",                            \
-      "largest segment that a pool takes ahead of what is asked for")                  \
+      "largest segment that a pool takes for small blocks; of page-locked memory "     \
+      "at most 64 MiB")                                                                \
     X(SEGMENTS, "segments", CHOICE, 0, "vmm|alloc",                                    \
       "whether a device pool maps its segments side by side where it can, or takes "   \
       "them of its upstream")                                                          \

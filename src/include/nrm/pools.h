@@ -36,11 +36,21 @@ typedef struct nrm_pool_options {
     uint64_t wait_limit_ns; /* 0: the option's */
     nrm_on_exhausted on_exhausted;
     nrm_segments segments;
+    bool grow_ahead; /* in the background, while the pool fills up; not over resources
+                        that call user code */
 } nrm_pool_options;
 
 NRM_API NRM_NODISCARD nrm_status nrm_pool_create(nrm_resource *upstream,
                                                  const nrm_pool_options *options,
                                                  nrm_resource **out);
+
+/*
+ * Opens the memory of a pool of device memory, all that it has and all that it will have,
+ * to kernels and copies of another device; for the life of the pool. NRM_NOT_SUPPORTED
+ * where segments are not mapped (NRM_SEGMENTS_VMM): what the upstream allocates is opened
+ * by enabling peer access between contexts. NRM_INVALID_VALUE: not a pool, or no device.
+ */
+NRM_API NRM_NODISCARD nrm_status nrm_pool_add_peer(nrm_resource *mr, int device);
 
 /*
  * Blocks of one size, `n_blocks` of them taken of the upstream when the resource is made

@@ -42,6 +42,8 @@ typedef struct nrm_statistics {
     int64_t waits;          /* for an epoch */
     int64_t fallbacks;      /* requests served by the fallback of a route */
     int64_t errors;         /* frees of addresses that are not ours, lost blocks */
+    int64_t segments_ahead; /* taken ahead of demand, in the background */
+    int64_t failures_ahead; /* times that this failed: no error of the program */
 } nrm_statistics;
 
 /* "host", "pinned", "managed", "device". */

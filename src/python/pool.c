@@ -1,0 +1,58 @@
+/*
+ * What only a pool can do, from Python.
+ */
+#include "python/pool.h"
+
+#include "nrm/pools.h"
+#include "cuda/context.h"
+#include "python/args.h"
+#include "python/errors.h"
+#include "python/memory_resource.h"
+#include "python/signature.h"
+
+#define ADD_PEER_TEXT "device"
+
+static PyObject *
+add_peer(PyObject *object, PyTypeObject *type, PyObject *const *args, Py_ssize_t n_args,
+         PyObject *names)
+{
+    static struct signature signature = SIGNATURE("add_peer", ADD_PEER_TEXT);
+    struct module_state *state = PyType_GetModuleState(type);
+    PyObject *values[1];
+    long device;
+    if (errors_begin_call() < 0) {
+        return NULL;
+    }
+    nrm_resource *mr = memory_resource_get(state, object, "self");
+    if (mr == NULL || signature_bind(&signature, args, n_args, names, values) < 0 ||
+        arg_integer(values[0], "device", 0, NRM__MAX_DEVICES - 1, &device) < 0) {
+        return NULL;
+    }
+    nrm_status status = nrm_pool_add_peer(mr, (int)device);
+    if (status != NRM_OK) {
+        return errors_raise(state, status);
+    }
+    Py_RETURN_NONE;
+}
+
+PyMethodDef pool_methods[] = {
+    {"add_peer", (PyCFunction)(void (*)(void))add_peer,
+     METH_METHOD | METH_FASTCALL | METH_KEYWORDS,
+     SIGNATURE_DOC(
+         "add_peer", "$self, ", ADD_PEER_TEXT,
+         "Open the pool's device memory to another device.\n\n"
+         "Its kernels and copies may use all that the pool has and will have, for as\n"
+         "long as the pool lives.\n\n"
+         "Parameters\n----------\n"
+         "device : int\n"
+         "    Ordinal of the device that is to reach the memory.\n\n"
+         "Raises\n------\n"
+         "ValueError\n"
+         "    For a device that does not exist.\n"
+         "NotImplementedError\n"
+         "    For a pool that does not map its memory (``segments``): there peer access\n"
+         "    is enabled between contexts.\n"
+         "CudaError\n"
+         "    When the devices cannot reach each other.\n")},
+    {NULL, NULL, 0, NULL},
+};
