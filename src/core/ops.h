@@ -33,7 +33,8 @@ struct nrm__request {
 enum {
     NRM__BLOCK_IS_ZERO = 1u << 0, /* on allocation: known to read as zero */
     NRM__BLOCK_FELL_BACK = 1u << 1,
-    NRM__BLOCK_IN_SLAB = 1u << 2, /* a cell of a slab (core/slab.h) */
+    NRM__BLOCK_IN_SLAB = 1u << 2,    /* a cell of a slab (core/slab.h) */
+    NRM__BLOCK_IS_PRESENT = 1u << 3, /* on allocation: all its pages are, and stay */
 };
 
 /* A live block by value: found, or just made. What stands behind `record` is the owner's. */

@@ -582,6 +582,7 @@ pool_fork_child(nrm_resource *mr)
     pool->growing_nbytes = 0; /* other threads' growth does not go on in the child */
     pool->is_watched = false; /* nor does anybody watch */
     nrm__pool_ahead_forget_locked(pool);
+    nrm__pool_forget_pages_locked(pool);
 }
 
 /* ---- life ---- */

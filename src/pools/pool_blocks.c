@@ -13,8 +13,8 @@
 
 /* The class of the free blocks of this size: none of its blocks is smaller than the
    smallest size of the class. */
-static unsigned
-class_of(size_t nbytes)
+unsigned
+nrm__pool_class_of(size_t nbytes)
 {
     unsigned log = 63u - (unsigned)__builtin_clzll(nbytes);
     unsigned sub = log >= NRM__POOL_SUBCLASS_BITS
@@ -43,7 +43,7 @@ is_whole(const struct nrm__pool_block *block)
 void
 nrm__pool_bin_insert_locked(struct nrm__pool *pool, struct nrm__pool_block *block)
 {
-    unsigned class = class_of(block->size);
+    unsigned class = nrm__pool_class_of(block->size);
     struct nrm__pool_bins *bins =
         pool->order != NULL ? nrm__pool_enter_list_locked(pool, block) : pool->bins;
     nrm__pool_set_state(block, NRM__POOL_FREE);
@@ -53,13 +53,14 @@ nrm__pool_bin_insert_locked(struct nrm__pool *pool, struct nrm__pool_block *bloc
     bins->words |= UINT64_C(1) << (class / 64);
     pool->free_nbytes += block->size;
     pool->n_whole += is_whole(block);
+    pool->n_used += nrm__pool_is_used(block);
     block->seen_ns = 0;
 }
 
 void
 nrm__pool_bin_remove_locked(struct nrm__pool *pool, struct nrm__pool_block *block)
 {
-    unsigned class = class_of(block->size);
+    unsigned class = nrm__pool_class_of(block->size);
     struct nrm__pool_bins *bins =
         pool->order != NULL ? nrm__pool_leave_list_locked(pool, block) : pool->bins;
     nrm__list_remove(&block->link);
@@ -71,11 +72,12 @@ nrm__pool_bin_remove_locked(struct nrm__pool *pool, struct nrm__pool_block *bloc
     }
     pool->free_nbytes -= block->size;
     pool->n_whole -= is_whole(block);
+    pool->n_used -= nrm__pool_is_used(block);
 }
 
 /* The first class from `class` on that has a block; NRM__POOL_N_CLASSES: none. */
-static unsigned
-next_class_locked(const struct nrm__pool_bins *bins, unsigned class)
+unsigned
+nrm__pool_next_class_locked(const struct nrm__pool_bins *bins, unsigned class)
 {
     unsigned word = class / 64;
     if (word >= NRM__POOL_N_WORDS) {
@@ -274,7 +276,7 @@ merge_locked(struct nrm__pool *pool, struct nrm__pool_block *block)
 }
 
 /* Makes a block, which is in no bin, free, merged with its free neighbours. */
-void
+struct nrm__pool_block *
 nrm__pool_free_locked(struct nrm__pool *pool, struct nrm__pool_block *block,
                       bool is_zero)
 {
@@ -290,6 +292,14 @@ nrm__pool_free_locked(struct nrm__pool *pool, struct nrm__pool_block *block,
         block = previous;
     }
     nrm__pool_bin_insert_locked(pool, block);
+    return block;
+}
+
+void
+nrm__pool_postpone_locked(struct nrm__pool *pool, struct nrm__pool_block *block)
+{
+    nrm__list_remove(&block->link);
+    nrm__list_append(&pool->bins->heads[nrm__pool_class_of(block->size)], &block->link);
 }
 
 /* Cuts the piece at `start` out of a free block, claimed; the rest stays free. */
@@ -340,8 +350,9 @@ nrm__pool_take_wanted_locked(struct nrm__pool *pool, struct nrm__pool_bins *bins
                              const void *context)
 {
     uintptr_t start;
-    for (unsigned class = next_class_locked(bins, class_of(nbytes));
-         class < NRM__POOL_N_CLASSES; class = next_class_locked(bins, class + 1)) {
+    for (unsigned class = nrm__pool_next_class_locked(bins, nrm__pool_class_of(nbytes));
+         class < NRM__POOL_N_CLASSES;
+         class = nrm__pool_next_class_locked(bins, class + 1)) {
         for (struct nrm__link *link = bins->heads[class].next;
              link != &bins->heads[class]; link = link->next) {
             struct nrm__pool_block *block =
@@ -365,14 +376,15 @@ nrm__pool_take_from_locked(struct nrm__pool *pool, struct nrm__pool_bins *bins,
                            size_t nbytes, size_t alignment)
 {
     uintptr_t start;
-    struct nrm__pool_block *block = first_of_class_locked(bins, class_of(nbytes));
+    struct nrm__pool_block *block =
+        first_of_class_locked(bins, nrm__pool_class_of(nbytes));
     if (block != NULL && fits(block, nbytes, alignment, &start)) {
         return carve_locked(pool, block, start, nbytes);
     }
     size_t sure = nbytes + (alignment - pool->alignment);
-    unsigned class = class_of(sure);
-    class =
-        next_class_locked(bins, smallest_of_class(class) < sure ? class + 1 : class);
+    unsigned class = nrm__pool_class_of(sure);
+    class = nrm__pool_next_class_locked(
+        bins, smallest_of_class(class) < sure ? class + 1 : class);
     if (class < NRM__POOL_N_CLASSES) {
         block = first_of_class_locked(bins, class);
         if (fits(block, nbytes, alignment, &start)) {
@@ -480,7 +492,7 @@ nrm__pool_extend_locked(struct nrm__pool *pool, struct nrm__pool_block *block,
 /* ---- the check ---- */
 
 struct sums {
-    size_t free, live, parked, n_blocks, n_whole;
+    size_t free, live, parked, n_blocks, n_whole, n_used;
 };
 
 static void
@@ -509,6 +521,7 @@ check_block_locked(const struct nrm__pool_block *block, struct sums *sums)
     sums->live += state == NRM__POOL_LIVE || state == NRM__POOL_CLAIMED ? block->size
                                                                         : 0;
     sums->n_whole += state == NRM__POOL_FREE && is_whole(block);
+    sums->n_used += state == NRM__POOL_FREE && nrm__pool_is_used(block);
     sums->n_blocks++;
 }
 
@@ -547,7 +560,7 @@ nrm__pool_check_bins_locked(const struct nrm__pool_bins *bins, size_t nbytes)
             struct nrm__pool_block *block =
                 NRM__CONTAINER(link, struct nrm__pool_block, link);
             NRM_ASSERT(nrm__pool_state_of(block) == NRM__POOL_FREE &&
-                       class_of(block->size) == class);
+                       nrm__pool_class_of(block->size) == class);
             sum += block->size;
         }
     }
@@ -569,6 +582,7 @@ nrm__pool_check_locked(struct nrm__pool *pool)
     }
     NRM_ASSERT(sums.n_blocks == pool->n_blocks);
     NRM_ASSERT(sums.n_whole == pool->n_whole);
+    NRM_ASSERT(sums.n_used == pool->n_used);
     NRM_ASSERT(reserved == pool->reserved_nbytes);
     NRM_ASSERT(reserved <= pool->maximum_nbytes);
     NRM_ASSERT(sums.free == pool->free_nbytes);

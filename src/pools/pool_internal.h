@@ -125,6 +125,7 @@ struct nrm__pool {
     atomic_uint colour;      /* of the next segment for one large block */
     uint64_t decay_ns;       /* after so long free segments go back; 0: they do not */
     size_t kept_nbytes;      /* and so much stays: the first segment */
+    atomic_bool keeps_pages; /* the system does not take them: do not ask again */
     struct nrm__watched watched;
     struct nrm__pool_ahead ahead;
 
@@ -136,11 +137,13 @@ struct nrm__pool {
     struct nrm__link parked;     /* oldest first */
     struct nrm__link segments;
     size_t reserved_nbytes, live_nbytes, parked_nbytes, free_nbytes;
-    size_t n_whole;         /* segments that are free as a whole */
-    bool is_watched;        /* the background thread knows of them */
-    int64_t n_seen;         /* allocations until it looked last */
-    size_t growing_nbytes;  /* asked of the upstream right now */
-    uint64_t newest_stamp;  /* of a parked block */
+    size_t n_whole; /* segments that are free as a whole */
+    size_t n_used;  /* free blocks with pages to give back, see nrm__pool_is_used */
+    struct nrm__pool_block *dropping; /* whose pages go back now: claimed; or NULL */
+    bool is_watched;                  /* the background thread knows of them */
+    int64_t n_seen;                   /* allocations until it looked last */
+    size_t growing_nbytes;            /* asked of the upstream right now */
+    uint64_t newest_stamp;            /* of a parked block */
     size_t parked_in_vain;  /* when a wait for the GPU brought nothing; 0: it did */
     size_t unclosed_nbytes; /* parked since an epoch was closed */
     int64_t n_epochs, n_waits;
@@ -176,6 +179,14 @@ static inline size_t
 nrm__pool_granule_of(const struct nrm__segment *segment)
 {
     return (size_t)1 << ((const struct nrm__starts *)segment->extra)->shift;
+}
+
+/* Whether a free block may hold pages that somebody has written to, enough of them that the
+   system should have them back after a while. */
+static inline bool
+nrm__pool_is_used(const struct nrm__pool_block *block)
+{
+    return !block->is_zero && block->size >= NRM__HUGE_PAGE;
 }
 
 /* The block that an address of a segment lies in. It may start in a segment before. */
@@ -217,9 +228,13 @@ struct nrm__pool_block *nrm__pool_take_wanted_locked(
     bool (*is_wanted)(struct nrm__pool_block *block, const void *context),
     const void *context);
 
-/* Makes a block, which is in no bin, free, merged with its free neighbours. */
-void nrm__pool_free_locked(struct nrm__pool *pool, struct nrm__pool_block *block,
-                           bool is_zero);
+/* Makes a block, which is in no bin, free, merged with its free neighbours: returns that. */
+struct nrm__pool_block *nrm__pool_free_locked(struct nrm__pool *pool,
+                                              struct nrm__pool_block *block,
+                                              bool is_zero);
+
+/* Makes a free block the last of its bin to be taken. */
+void nrm__pool_postpone_locked(struct nrm__pool *pool, struct nrm__pool_block *block);
 
 /* Stamps a block that a GPU may still touch and puts it aside. */
 void nrm__pool_park_locked(struct nrm__pool *pool, struct nrm__pool_block *block);
@@ -348,11 +363,31 @@ void nrm__pool_give_idle_back(struct nrm__pool *pool);
 static inline bool
 nrm__pool_begins_decay_locked(struct nrm__pool *pool)
 {
-    bool begins = pool->n_whole != 0 && !pool->is_watched && pool->decay_ns != 0 &&
-                  pool->reserved_nbytes > pool->kept_nbytes;
+    bool begins = (pool->n_whole | pool->n_used) != 0 && !pool->is_watched &&
+                  pool->decay_ns != 0 && pool->reserved_nbytes > pool->kept_nbytes;
     pool->is_watched |= begins;
     return begins;
 }
+
+/* Waits while a block loses its pages; no lock is held (pools/pool_decay.c). */
+void nrm__pool_await_pages(struct nrm__pool *pool);
+
+/* In a forked child, where nobody brings them back. */
+void nrm__pool_forget_pages_locked(struct nrm__pool *pool);
+
+/* The block that a segment lies in as a whole if that is free, and done; else NULL. */
+struct nrm__pool_block *nrm__pool_whole_locked(const struct nrm__pool *pool,
+                                               const struct nrm__segment *segment);
+
+/* Takes a segment that is free as a whole, in that block, out of the pool; false: there is no
+   memory for the description of what is beside it. */
+bool nrm__pool_detach_locked(struct nrm__pool *pool, struct nrm__segment *segment,
+                             struct nrm__pool_block *block);
+
+/* The class of the smallest free block of at least so many bytes from `class` on;
+   NRM__POOL_N_CLASSES: there is none. */
+unsigned nrm__pool_class_of(size_t nbytes);
+unsigned nrm__pool_next_class_locked(const struct nrm__pool_bins *bins, unsigned class);
 
 /* The background thread's look at a pool: see core/background.h. */
 uint64_t nrm__pool_decay(nrm_resource *mr, uint64_t now_ns, bool is_first);

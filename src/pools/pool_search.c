@@ -36,21 +36,6 @@ nrm__pool_block_nbytes(const struct nrm__pool *pool, const struct nrm__request *
     return nrm__cached_nbytes(nbytes, pool->granule, pool->shift);
 }
 
-static struct nrm__pool_block *
-try_take(struct nrm__pool *pool, size_t nbytes, size_t alignment, size_t *out_unclosed,
-         size_t *out_parked)
-{
-    nrm__lock_acquire(&pool->lock);
-    if (pool->tracked) {
-        nrm__pool_reclaim_locked(pool);
-    }
-    struct nrm__pool_block *block = nrm__pool_take_locked(pool, nbytes, alignment);
-    *out_unclosed = nrm__pool_unclosed_locked(pool);
-    *out_parked = pool->parked_nbytes;
-    nrm__lock_release(&pool->lock);
-    return block;
-}
-
 bool
 nrm__pool_close_epoch(struct nrm__pool *pool)
 {
@@ -160,19 +145,35 @@ struct search {
     size_t nbytes;           /* wanted: with room to grow, and for a shift */
     size_t exact;            /* enough */
     size_t unclosed, parked; /* when the pool was looked at last */
+    bool is_dropping;        /* and that a block was losing its pages */
     struct nrm__pool_block *found;
     nrm_status status; /* of the last growth */
     nrm_error said;    /* the upstream's words when that failed; empty: the limit's */
 };
 
+static struct nrm__pool_block *
+try_take(struct search *search, size_t nbytes)
+{
+    struct nrm__pool *pool = search->pool;
+    nrm__lock_acquire(&pool->lock);
+    if (pool->tracked) {
+        nrm__pool_reclaim_locked(pool);
+    }
+    struct nrm__pool_block *block =
+        nrm__pool_take_locked(pool, nbytes, search->alignment);
+    search->unclosed = nrm__pool_unclosed_locked(pool);
+    search->parked = pool->parked_nbytes;
+    search->is_dropping = pool->dropping != NULL;
+    nrm__lock_release(&pool->lock);
+    return block;
+}
+
 static bool
 look(struct search *search)
 {
-    search->found = try_take(search->pool, search->nbytes, search->alignment,
-                             &search->unclosed, &search->parked);
+    search->found = try_take(search, search->nbytes);
     if (search->found == NULL && search->exact < search->nbytes) {
-        search->found = try_take(search->pool, search->exact, search->alignment,
-                                 &search->unclosed, &search->parked);
+        search->found = try_take(search, search->exact);
     }
     return search->found != NULL;
 }
@@ -194,6 +195,19 @@ static bool
 take_own(struct search *search)
 {
     return take_from_thread(search->pool) && look(search);
+}
+
+/* What loses its pages just now is free again in a moment. */
+static bool
+await_pages(struct search *search)
+{
+    while (search->is_dropping) {
+        nrm__pool_await_pages(search->pool);
+        if (look(search)) {
+            return true;
+        }
+    }
+    return false;
 }
 
 static bool
@@ -308,8 +322,8 @@ static nrm_status
 climb(struct search *search)
 {
     static bool (*const steps[])(struct search *) = {
-        promote, promote_unclosed, take_own,       hold_back, grow,
-        drain,   exchange,         wait_when_full,
+        promote, promote_unclosed, take_own,       await_pages, hold_back, grow,
+        drain,   exchange,         wait_when_full, await_pages,
     };
     search->status = NRM_OUT_OF_MEMORY;
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {

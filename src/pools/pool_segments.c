@@ -179,10 +179,9 @@ take_segment(struct nrm__pool *pool, size_t nbytes, size_t alignment, unsigned h
     return status;
 }
 
-/* The block that the segment lies in as a whole if that is free, and done; else NULL. It is
-   larger only where segments are mapped. */
-static struct nrm__pool_block *
-whole_locked(const struct nrm__pool *pool, const struct nrm__segment *segment)
+/* It is larger only where segments are mapped. */
+struct nrm__pool_block *
+nrm__pool_whole_locked(const struct nrm__pool *pool, const struct nrm__segment *segment)
 {
     struct nrm__pool_block *block = nrm__pool_floor_locked(segment, segment->start);
     bool is_free = nrm__pool_state_of(block) == NRM__POOL_FREE &&
@@ -191,11 +190,9 @@ whole_locked(const struct nrm__pool *pool, const struct nrm__segment *segment)
     return is_free && block->start + block->size >= end ? block : NULL;
 }
 
-/* Takes a segment that is free as a whole out of the pool; false: there is no memory for the
-   description of what is beside it. */
-static bool
-detach_locked(struct nrm__pool *pool, struct nrm__segment *segment,
-              struct nrm__pool_block *block)
+bool
+nrm__pool_detach_locked(struct nrm__pool *pool, struct nrm__segment *segment,
+                        struct nrm__pool_block *block)
 {
     if (nrm__pool_is_mapped(segment)) {
         block = nrm__pool_vmm_isolate_locked(pool, segment, block);
@@ -221,12 +218,12 @@ detach_segment_locked(struct nrm__pool *pool, size_t min_nbytes, size_t keep_nby
     for (struct nrm__link *link = pool->segments.previous; link != &pool->segments;
          link = link->previous) {
         struct nrm__segment *segment = NRM__CONTAINER(link, struct nrm__segment, link);
-        struct nrm__pool_block *block = whole_locked(pool, segment);
+        struct nrm__pool_block *block = nrm__pool_whole_locked(pool, segment);
         if (block == NULL || segment->nbytes <= min_nbytes ||
             pool->free_nbytes - segment->nbytes < keep_nbytes) {
             continue;
         }
-        return detach_locked(pool, segment, block) ? segment : NULL;
+        return nrm__pool_detach_locked(pool, segment, block) ? segment : NULL;
     }
     return NULL;
 }
@@ -641,82 +638,4 @@ nrm__pool_grow(struct nrm__pool *pool, size_t nbytes, size_t alignment)
         status = nrm__pool_grow_by(pool, exact);
     }
     return status;
-}
-
-/* ---- decay ---- */
-
-/* The last one of the pool's first size stays. */
-static bool
-may_decay_locked(const struct nrm__pool *pool, const struct nrm__segment *segment)
-{
-    return segment->nbytes > pool->kept_nbytes ||
-           pool->reserved_nbytes - segment->nbytes >= pool->kept_nbytes;
-}
-
-/* Takes a segment out of the pool that is seen to be free for `decay_ns` by now; NULL: there
-   is none, and *out_due_ns is when there will be, 0: never. */
-static struct nrm__segment *
-detach_decayed_locked(struct nrm__pool *pool, uint64_t now_ns, uint64_t *out_due_ns)
-{
-    *out_due_ns = 0;
-    for (struct nrm__link *link = pool->segments.previous;
-         link != &pool->segments && pool->n_whole != 0; link = link->previous) {
-        struct nrm__segment *segment = NRM__CONTAINER(link, struct nrm__segment, link);
-        struct nrm__pool_block *block = whole_locked(pool, segment);
-        if (block == NULL || !may_decay_locked(pool, segment)) {
-            continue;
-        }
-        if (block->seen_ns == 0) {
-            block->seen_ns = now_ns;
-        }
-        if (now_ns - block->seen_ns >= pool->decay_ns) {
-            detach_locked(pool, segment, block);
-            return segment;
-        }
-        uint64_t due_ns = block->seen_ns + pool->decay_ns;
-        *out_due_ns = *out_due_ns == 0 ? due_ns : nrm__min(*out_due_ns, due_ns);
-    }
-    return NULL;
-}
-
-/* What threads keep holds whole segments back; when nobody has asked the pool for anything
-   since the last look, nobody will miss it. */
-static void
-drain_when_idle(struct nrm__pool *pool, bool is_first)
-{
-    nrm_statistics statistics = {0};
-    nrm_status status = nrm_resource_statistics(&pool->base, &statistics);
-    bool is_idle = !is_first && status == NRM_OK &&
-                   statistics.total_count == pool->n_seen;
-    pool->n_seen = statistics.total_count;
-    if (is_idle) {
-        size_t nbytes = 0;
-        nrm__cache_drain(&pool->base);
-        nrm__slabs_trim(&pool->slabs, 0, &nbytes);
-    }
-}
-
-/* The program pays nothing for the time: a block that becomes free loses the mark that this
-   thread sets when it first sees a segment free as a whole. So such a segment goes after
-   once to twice decay_ns. After the first look there is always another, so that a program
-   which takes and frees a segment again and again wakes nobody each time. */
-uint64_t
-nrm__pool_decay(nrm_resource *mr, uint64_t now_ns, bool is_first)
-{
-    struct nrm__pool *pool = (struct nrm__pool *)mr;
-    struct nrm__segment *segment;
-    uint64_t due_ns;
-    drain_when_idle(pool, is_first);
-    do {
-        nrm__lock_acquire(&pool->lock);
-        segment = detach_decayed_locked(pool, now_ns, &due_ns);
-        if (segment == NULL && due_ns == 0 && !is_first) {
-            pool->is_watched = false;
-        }
-        nrm__lock_release(&pool->lock);
-        if (segment != NULL) {
-            (void)nrm__pool_drop_segment(pool, segment, false);
-        }
-    } while (segment != NULL);
-    return due_ns != 0 || !is_first ? due_ns : now_ns + pool->decay_ns;
 }

@@ -238,7 +238,7 @@ map_block(struct host *self, const struct nrm__request *request, struct nrm__blo
         }
     }
     out->capacity = nbytes;
-    out->flags = NRM__BLOCK_IS_ZERO;
+    out->flags = NRM__BLOCK_IS_ZERO | (touch ? NRM__BLOCK_IS_PRESENT : 0);
     atomic_fetch_add_explicit(&self->mapped_nbytes, nbytes, memory_order_relaxed);
     return NRM_OK;
 }

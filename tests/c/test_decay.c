@@ -1,12 +1,15 @@
 /* What lies free in a pool goes back to the system after a while, by the background
    thread, which sleeps when there is nothing to do. */
 #include <string.h>
+#include <sys/mman.h>
 
 #include "base/bits.h"
 #include "core/background.h"
+#include "core/cache.h"
 #include "core/uses.h"
 #include "fixtures.h"
 #include "nrm/options.h"
+#include "os/memory.h"
 #include "os/system.h"
 #include "pools/pool.h"
 
@@ -190,6 +193,183 @@ TEST(a_pool_may_die_at_any_time)
     }
 }
 
+/* ---- pages of segments that are used in part ---- */
+
+#define LARGE ((size_t)6 * NRM__MIB)
+#define N_LARGE 30
+
+static char *large[N_LARGE];
+
+/* So many blocks, written to; of three in turn one stays. */
+static void
+leave_holes(nrm_resource *mr)
+{
+    for (size_t i = 0; i < N_LARGE; i++) {
+        large[i] = allocate(mr, LARGE);
+        write_pattern(large[i], LARGE, (unsigned)i);
+    }
+    for (size_t i = 0; i < N_LARGE; i++) {
+        if (i % 3 != 0) {
+            CHECK_OK(nrm_resource_deallocate(mr, large[i], 0, NULL));
+        }
+    }
+    /* What the thread keeps for itself is no hole. */
+    nrm__cache_drain(mr);
+}
+
+static size_t
+resident_nbytes(const char *ptr, size_t nbytes)
+{
+    size_t n = 0, page = nrm__page_size();
+    uintptr_t first = nrm__align_up((uintptr_t)ptr, page);
+    for (uintptr_t at = first; at + page <= (uintptr_t)ptr + nbytes; at += page) {
+        n += nrm__is_resident((void *)at) ? page : 0;
+    }
+    return n;
+}
+
+/* Of the holes from block `from` on. */
+static size_t
+resident_holes(size_t from)
+{
+    size_t n = 0;
+    for (size_t i = from; i < N_LARGE; i++) {
+        n += i % 3 != 0 ? resident_nbytes(large[i], LARGE) : 0;
+    }
+    return n;
+}
+
+static bool
+holes_empty(size_t from, size_t left_nbytes)
+{
+    for (int i = 0; i < 500 && resident_holes(from) > left_nbytes; i++) {
+        nrm__sleep_ns(10000000);
+    }
+    return CHECK_LE(resident_holes(from), left_nbytes);
+}
+
+static void
+expect_survivors(nrm_resource *mr)
+{
+    for (size_t i = 0; i < N_LARGE; i += 3) {
+        CHECK(has_pattern(large[i], LARGE, (unsigned)i, LARGE));
+        CHECK_OK(nrm_resource_deallocate(mr, large[i], 0, NULL));
+    }
+}
+
+TEST(pages_of_free_blocks_go_back_from_between_live_ones)
+{
+    nrm_resource *mr = pool_with_decay("50 ms");
+    leave_holes(mr);
+    /* A hole of 12 MiB has up to 2 MiB at each end that belong to a huge page of others. */
+    holes_empty(3, N_LARGE / 3 * 4 * NRM__MIB);
+    CHECK_GE(reserved_nbytes(mr), (int64_t)(N_LARGE * LARGE)); /* addresses stay */
+    nrm__pool_check(mr);
+    expect_sleep();
+    expect_survivors(mr);
+    nrm_resource_release(mr);
+}
+
+TEST(what_went_back_reads_as_zero)
+{
+    nrm_resource *mr = pool_with_decay("50 ms");
+    leave_holes(mr);
+    holes_empty(3, N_LARGE / 3 * 4 * NRM__MIB);
+    expect_sleep();
+    void *ptrs[8] = {NULL};
+    for (int i = 0; i < 8; i++) {
+        REQUIRE_OK(nrm_resource_allocate_zeroed(mr, 11 * NRM__MIB, 0, NULL, &ptrs[i]));
+        const char *bytes = ptrs[i];
+        CHECK(bytes[0] == 0 && memcmp(bytes, bytes + 1, 11 * NRM__MIB - 1) == 0);
+    }
+    for (int i = 0; i < 8; i++) {
+        CHECK_OK(nrm_resource_deallocate(mr, ptrs[i], 0, NULL));
+    }
+    expect_survivors(mr);
+    nrm__pool_check(mr);
+    nrm_resource_release(mr);
+}
+
+TEST(pages_of_the_first_segment_stay)
+{
+    nrm_pool_options options = NRM_OPTIONS(nrm_pool_options);
+    nrm_resource *host = host_source(), *mr = NULL;
+    CHECK_OK(nrm_option_set(NRM_OPT_DECAY, "30 ms"));
+    options.initial_nbytes = 64 * NRM__MIB;
+    REQUIRE_OK(nrm_pool_create(host, &options, &mr));
+    nrm_resource_release(host);
+    leave_holes(mr);
+    nrm__sleep_ns(300000000);
+    size_t n = 0;
+    for (size_t i = 0; i < 9; i++) {
+        n += i % 3 != 0 ? resident_nbytes(large[i], LARGE) : 0;
+    }
+    CHECK_GT(n, 6 * LARGE - 16 * nrm__page_size());
+    holes_empty(12, N_LARGE / 3 * 4 * NRM__MIB);
+    expect_sleep();
+    expect_survivors(mr);
+    nrm_resource_release(mr);
+}
+
+TEST(pages_that_are_used_again_and_again_stay)
+{
+    nrm_resource *mr = pool_with_decay("400 ms");
+    leave_holes(mr);
+    char *ptr = allocate(mr, 11 * NRM__MIB);
+    memset(ptr, 1, 11 * NRM__MIB);
+    for (int i = 0; i < 100; i++) {
+        CHECK_OK(nrm_resource_deallocate(mr, ptr, 0, NULL));
+        nrm__cache_drain(mr);
+        nrm__sleep_ns(10000000);
+        REQUIRE(allocate(mr, 11 * NRM__MIB) == (void *)ptr); /* not one without pages */
+        CHECK_EQ(ptr[5 * NRM__MIB], 1);
+    }
+    CHECK_LE(resident_holes(12), N_LARGE / 3 * 4 * NRM__MIB);
+    CHECK_OK(nrm_resource_deallocate(mr, ptr, 0, NULL));
+    expect_survivors(mr);
+    nrm_resource_release(mr);
+}
+
+TEST(pages_that_the_system_does_not_take_are_let_be)
+{
+    nrm_resource *mr = pool_with_decay("20 ms");
+    leave_holes(mr);
+    uintptr_t page = nrm__align_down((uintptr_t)large[10] + LARGE, nrm__page_size());
+    if (mlock((void *)page, nrm__page_size()) != 0) {
+        SKIP("no page may be locked here");
+    }
+    expect_sleep();
+    nrm__pool_check(mr);
+    CHECK_EQ(munlock((void *)page, nrm__page_size()), 0);
+    expect_survivors(mr);
+    nrm_resource_release(mr);
+}
+
+TEST(a_full_pool_waits_for_pages_that_are_going_back)
+{
+    uint64_t state = 1;
+    nrm_pool_options options = NRM_OPTIONS(nrm_pool_options);
+    nrm_resource *host = host_source(), *mr = NULL;
+    CHECK_OK(nrm_option_set(NRM_OPT_DECAY, "1 ms"));
+    options.initial_nbytes = 2 * NRM__MIB;
+    options.maximum_nbytes = 64 * NRM__MIB;
+    REQUIRE_OK(nrm_pool_create(host, &options, &mr));
+    nrm_resource_release(host);
+    void *most = allocate(mr, 62 * NRM__MIB); /* a segment */
+    CHECK_OK(nrm_resource_deallocate(mr, most, 0, NULL));
+    void *first = allocate(mr, 5 * NRM__MIB);
+    for (int i = 0; i < 400; i++) {
+        char *ptr = allocate(mr, 50 * NRM__MIB); /* beside the 5, nowhere else */
+        REQUIRE(ptr != NULL);
+        memset(ptr, 1, 12 * NRM__MIB);
+        CHECK_OK(nrm_resource_deallocate(mr, ptr, 0, NULL));
+        nrm__sleep_ns(1000000 + next_random(&state) % 1500000);
+    }
+    CHECK_OK(nrm_resource_deallocate(mr, first, 0, NULL));
+    nrm__pool_check(mr);
+    nrm_resource_release(mr);
+}
+
 /* ---- threads ---- */
 
 static nrm_resource *shared;
@@ -302,6 +482,34 @@ TEST(a_fork_while_memory_goes_back)
         CHECK_IN_CHILD(use_in_child);
     }
     nrm__pool_check(shared);
+    nrm_resource_release(shared);
+}
+
+static void
+find_holes_in_child(void)
+{
+    nrm__pool_check(shared);
+    for (size_t i = 0; i < N_LARGE; i += 3) {
+        CHECK(has_pattern(large[i], LARGE, (unsigned)i, LARGE));
+    }
+    void *ptr = NULL;
+    REQUIRE_OK(nrm_resource_allocate_zeroed(shared, 11 * NRM__MIB, 0, NULL, &ptr));
+    const char *bytes = ptr;
+    CHECK(bytes[0] == 0 && memcmp(bytes, bytes + 1, 11 * NRM__MIB - 1) == 0);
+    CHECK_OK(nrm_resource_deallocate(shared, ptr, 0, NULL));
+    nrm__pool_check(shared);
+}
+
+TEST(a_fork_while_pages_go_back)
+{
+    shared = pool_with_decay("2 ms");
+    for (int i = 0; i < 25; i++) {
+        leave_holes(shared);
+        nrm__sleep_ns(2000000 + (uint64_t)(i % 8) * 300000);
+        CHECK_IN_CHILD(find_holes_in_child);
+        nrm__pool_check(shared);
+        expect_survivors(shared);
+    }
     nrm_resource_release(shared);
 }
 
