@@ -73,6 +73,7 @@ nrm__segment_create(nrm_resource *owner, void *ptr, size_t nbytes,
     segment->start = (uintptr_t)ptr;
     segment->nbytes = nbytes;
     segment->owner = owner;
+    segment->node = 0;
     segment->upstream = (struct nrm__block){0};
     segment->shadows = NULL;
     segment->extra = NULL;

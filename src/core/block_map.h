@@ -49,6 +49,7 @@ struct nrm__segment {
     uintptr_t start;
     size_t nbytes;
     nrm_resource *owner;          /* borrowed: it outlives its segments */
+    unsigned node;                /* a pool's: whose threads have it first */
     struct nrm__block upstream;   /* the block of the upstream that it lies in */
     struct nrm__segment *shadows; /* the segment that it lies in, or NULL */
     void *extra; /* a slab's, with the lowest bit set; else a nrm__starts, or NULL */

@@ -61,6 +61,9 @@ enum {
     NRM__OPS_MAPPABLE = 1u
         << 6, /* of a source: device memory, in whose place a pool may
                                      map memory of the same device (cuda/vmm.h) */
+    NRM__OPS_LOCAL = 1u
+        << 7, /* of a source, set by its constructor: pages come from the
+                                     NUMA node of the thread that touches them first */
     NRM__OPS_PLAIN = 1u
         << 5, /* of a source: ordinary private pages, which may be dropped
                                      and moved */

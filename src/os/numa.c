@@ -6,7 +6,10 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -18,6 +21,7 @@
 #include "os/memory.h"
 
 #define MAX_NODES 1024
+#define MAX_CORES 4096
 #define WORD_BITS (8 * (int)sizeof(unsigned long))
 
 /* MPOL_... of linux/mempolicy.h, which needs kernel headers */
@@ -29,21 +33,31 @@ struct node_set {
     unsigned long words[MAX_NODES / WORD_BITS];
 };
 
+struct core_set {
+    unsigned long words[MAX_CORES / WORD_BITS];
+};
+
 static struct {
     pthread_once_t once;
     int n_nodes;
     struct node_set with_memory;
+    uint16_t of_core[MAX_CORES];
 } nodes = {.once = PTHREAD_ONCE_INIT};
 
+static struct {
+    atomic_int n_nodes; /* 0: nobody pretends anything */
+    int (*_Atomic here)(void);
+} pretended;
+
 static void
-set_add(struct node_set *set, int node)
+set_add(unsigned long *words, int i)
 {
-    set->words[node / WORD_BITS] |= 1ul << (node % WORD_BITS);
+    words[i / WORD_BITS] |= 1ul << (i % WORD_BITS);
 }
 
-/* Adds the nodes of "0-3,8" and returns the highest, or -1. */
+/* Adds the numbers of "0-3,8" that are less than `n` and returns the highest, or -1. */
 static int
-parse_list(const char *text, struct node_set *out)
+parse_list(const char *text, unsigned long *out, int n)
 {
     int highest = -1;
     char *end;
@@ -53,12 +67,33 @@ parse_list(const char *text, struct node_set *out)
             return highest;
         }
         long last = *end == '-' ? strtol(end + 1, &end, 10) : first;
-        for (long node = first; node >= 0 && node <= last && node < MAX_NODES; node++) {
-            set_add(out, (int)node);
-            highest = node > highest ? (int)node : highest;
+        for (long i = first; i >= 0 && i <= last && i < n; i++) {
+            set_add(out, (int)i);
+            highest = i > highest ? (int)i : highest;
         }
         if (*end != ',') {
             return highest;
+        }
+    }
+}
+
+/* The cores of each node. A core that came after us counts to node 0. */
+static void
+read_cores(void)
+{
+    char path[64], line[1024];
+    _Static_assert(MAX_CORES % WORD_BITS == 0, "whole words");
+    for (int node = 1; node < nodes.n_nodes; node++) {
+        struct core_set cores = {{0}};
+        snprintf(path, sizeof path, "/sys/devices/system/node/node%d/cpulist", node);
+        if (!nrm__file_read_line(path, line, sizeof line)) {
+            continue;
+        }
+        (void)parse_list(line, cores.words, MAX_CORES);
+        for (int core = 0; core < MAX_CORES; core++) {
+            if (cores.words[core / WORD_BITS] >> (core % WORD_BITS) & 1) {
+                nodes.of_core[core] = (uint16_t)node;
+            }
         }
     }
 }
@@ -70,22 +105,46 @@ read_nodes(void)
     struct node_set online = {{0}};
     int highest = -1;
     if (nrm__file_read_line("/sys/devices/system/node/online", line, sizeof line)) {
-        highest = parse_list(line, &online);
+        highest = parse_list(line, online.words, MAX_NODES);
     }
     if (highest < 0) {
-        set_add(&online, highest = 0);
+        set_add(online.words, highest = 0);
     }
     nodes.n_nodes = highest + 1;
     if (!nrm__file_read_line("/sys/devices/system/node/has_memory", line,
                              sizeof line) ||
-        parse_list(line, &nodes.with_memory) < 0) {
+        parse_list(line, nodes.with_memory.words, MAX_NODES) < 0) {
         nodes.with_memory = online;
     }
+    read_cores();
+}
+
+void
+nrm__numa_pretend(int n_nodes, int (*here)(void))
+{
+    atomic_store(&pretended.here, here);
+    atomic_store(&pretended.n_nodes, here != NULL ? n_nodes : 0);
+}
+
+int
+nrm__numa_here(void)
+{
+    int (*here)(void) = atomic_load_explicit(&pretended.here, memory_order_relaxed);
+    if (here != NULL) {
+        return here();
+    }
+    pthread_once(&nodes.once, read_nodes);
+    int core = nodes.n_nodes > 1 ? sched_getcpu() : -1;
+    return core >= 0 && core < MAX_CORES ? nodes.of_core[core] : 0;
 }
 
 int
 nrm__numa_n_nodes(void)
 {
+    int n_nodes = atomic_load_explicit(&pretended.n_nodes, memory_order_relaxed);
+    if (n_nodes != 0) {
+        return n_nodes;
+    }
     pthread_once(&nodes.once, read_nodes);
     return nodes.n_nodes;
 }
@@ -106,7 +165,7 @@ nrm__numa_bind(void *ptr, size_t nbytes, int node)
     if (!nrm__numa_has_node(node)) {
         return EINVAL;
     }
-    set_add(&set, node);
+    set_add(set.words, node);
     if (syscall(SYS_mbind, ptr, nbytes, POLICY_BIND, set.words, (long)MAX_NODES + 1,
                 0) == 0) {
         return 0;
@@ -135,7 +194,7 @@ nrm__numa_prefer(int node)
     if (!nrm__numa_has_node(node)) {
         return;
     }
-    set_add(&set, node);
+    set_add(set.words, node);
     (void)syscall(SYS_set_mempolicy, POLICY_PREFERRED, set.words, (long)MAX_NODES + 1);
 }
 

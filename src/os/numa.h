@@ -16,6 +16,14 @@ int nrm__numa_bind(void *ptr, size_t nbytes, int node);
    -1: there is only one, or the program has chosen otherwise. */
 int nrm__numa_local_node(void);
 
+/* The node of the core that this thread runs on just now; 0 where there is one node, or
+   nobody knows. Some nanoseconds, no system call. */
+int nrm__numa_here(void);
+
+/* For tests: there are so many nodes, and `here` says which one a thread is on. NULL: the
+   machine's own again. Only while no resource lives that asks. */
+void nrm__numa_pretend(int n_nodes, int (*here)(void));
+
 /* From now on new pages of this thread come from `node` while it has some; -1: no
    change. */
 void nrm__numa_prefer(int node);

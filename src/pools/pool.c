@@ -48,6 +48,7 @@
 #define IDLE_FRACTION 16        /* of the memory that may lie idle in a host pool */
 #define GROWING_NBYTES NRM__MIB /* from here on a growing block has pages of its own */
 #define HOST_GRANULE NRM__KIB
+#define MAX_NODES 64u                   /* NUMA nodes that have bins of their own */
 #define LAZY_ZERO_NBYTES (4 * NRM__MIB) /* from here on zeros are not written at once */
 
 static const struct nrm__ops pool_ops;
@@ -588,9 +589,10 @@ pool_fork_child(nrm_resource *mr)
 /* ---- life ---- */
 
 static size_t
-bins_nbytes(void)
+bins_nbytes(const struct nrm__pool *pool)
 {
-    return nrm__align_up(sizeof(struct nrm__pool_bins), nrm__page_size());
+    return nrm__align_up(pool->n_nodes * sizeof(struct nrm__pool_bins),
+                         nrm__page_size());
 }
 
 /* No block is live. Segments go upstream, where a source retires what the GPU may still
@@ -617,7 +619,7 @@ pool_finish(nrm_resource *mr)
         nrm__node_deallocate(block, pool->block_nbytes);
     }
     nrm__pool_order_destroy(pool);
-    nrm__unmap(pool->bins, bins_nbytes());
+    nrm__unmap(pool->bins, bins_nbytes(pool));
     nrm__lock_finish(&pool->lock);
 }
 
@@ -703,6 +705,8 @@ set_policy(struct nrm__pool *pool, const nrm_pool_options *options)
     /* A pool with a limit is to hold what exactly fits. */
     pool->shift = pool->has_slabs && options->maximum_nbytes == 0 ? pool->granule : 0;
     pool->is_plain = (pool->base.upstream->ops->flags & NRM__OPS_PLAIN) != 0;
+    bool is_local = (pool->base.upstream->flags & NRM__OPS_LOCAL) != 0;
+    pool->n_nodes = is_local ? nrm__min((unsigned)nrm__numa_n_nodes(), MAX_NODES) : 1;
     pool->decay_ns = pool->is_plain ? (uint64_t)nrm_option_get(NRM_OPT_DECAY) : 0;
     pool->kept_nbytes = options->initial_nbytes != 0
                             ? nrm__align_up(options->initial_nbytes, pool->granule)
@@ -734,12 +738,13 @@ init(struct nrm__pool *pool, const nrm_pool_options *options)
     nrm__background_watched_init(&pool->watched, &pool->base, nrm__pool_decay);
     nrm__pool_ahead_init(pool, options->grow_ahead);
     void *bins;
-    if (nrm__map(bins_nbytes(), nrm__page_size(), &bins) != 0) {
+    if (nrm__map(bins_nbytes(pool), nrm__page_size(), &bins) != 0) {
         return nrm__error(NRM_OUT_OF_MEMORY, "no memory to describe a pool");
     }
     pool->bins = bins;
-    for (unsigned class = 0; class < NRM__POOL_N_CLASSES; class++) {
-        nrm__list_init(&pool->bins->heads[class]);
+    for (unsigned i = 0; i < pool->n_nodes * NRM__POOL_N_CLASSES; i++) {
+        struct nrm__pool_bins *of_node = &pool->bins[i / NRM__POOL_N_CLASSES];
+        nrm__list_init(&of_node->heads[i % NRM__POOL_N_CLASSES]);
     }
     if (pool->base.kind == NRM_KIND_DEVICE && !is_immediate(options)) {
         NRM_TRY(nrm__pool_order_create(pool));
@@ -767,7 +772,7 @@ nrm_pool_create(nrm_resource *upstream, const nrm_pool_options *options,
     nrm_status status = init(pool, options);
     if (status != NRM_OK) {
         if (pool->bins != NULL) {
-            nrm__unmap(pool->bins, bins_nbytes());
+            nrm__unmap(pool->bins, bins_nbytes(pool));
         }
         nrm__pool_order_destroy(pool);
         nrm__resource_abandon(mr);

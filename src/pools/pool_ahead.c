@@ -8,8 +8,8 @@
  * goes up and down below its highest point grows no more.
  *
  * What goes back (trim, decay, an exchange of segments) lowers the highest point to what
- * is left, and nothing comes in its place before the program needs more than that. A trim
- * also ends the growth that is in progress: what that has taken does not enter the pool.
+ * is left, and nothing comes in its place before the program needs more than that. It also
+ * ends the growth that is wanted, or in progress: what that has taken does not enter the pool.
  *
  * The thread makes no record and no context, since an allocation has just used one; calls
  * that a stream capture does not allow are made relaxed, as everywhere (cuda/context.h), and
@@ -59,6 +59,7 @@ nrm__pool_look_ahead_locked(struct nrm__pool *pool, size_t nbytes)
     if (!ahead->is_watched && pool->reserved_nbytes - used < ahead->target &&
         room_locked(pool) >= NRM__HUGE_PAGE) {
         ahead->is_watched = true;
+        ahead->n_begun = ahead->n_shrinks;
         atomic_store(&ahead->is_due, true);
     }
 }
@@ -89,7 +90,7 @@ void
 nrm__pool_ahead_note_trim(struct nrm__pool *pool)
 {
     nrm__lock_acquire(&pool->lock);
-    pool->ahead.n_trims++;
+    pool->ahead.n_shrinks++;
     nrm__lock_release(&pool->lock);
 }
 
@@ -118,8 +119,8 @@ begin_growth(struct nrm__pool *pool, bool is_first)
     struct nrm__pool_ahead *ahead = &pool->ahead;
     size_t step = may_grow(&pool->base) ? nrm__pool_next_segment(pool, 0) : 0;
     nrm__lock_acquire(&pool->lock);
-    size_t nbytes = step != 0 ? missing_locked(pool, step, is_first) : 0;
-    ahead->n_begun = ahead->n_trims;
+    bool is_wanted = step != 0 && ahead->n_shrinks == ahead->n_begun;
+    size_t nbytes = is_wanted ? missing_locked(pool, step, is_first) : 0;
     ahead->is_watched = nbytes != 0;
     nrm__lock_release(&pool->lock);
     return nbytes;
@@ -131,13 +132,13 @@ end_growth(struct nrm__pool *pool, nrm_status status, bool *out_decays)
 {
     struct nrm__pool_ahead *ahead = &pool->ahead;
     nrm__lock_acquire(&pool->lock);
-    bool was_trimmed = ahead->n_trims != ahead->n_begun;
+    bool has_shrunk = ahead->n_shrinks != ahead->n_begun;
     ahead->n_segments += status == NRM_OK;
-    ahead->n_failures += status != NRM_OK && !was_trimmed;
-    ahead->is_watched = !was_trimmed;
+    ahead->n_failures += status != NRM_OK && !has_shrunk;
+    ahead->is_watched = !has_shrunk;
     *out_decays = nrm__pool_begins_decay_locked(pool);
     nrm__lock_release(&pool->lock);
-    return !was_trimmed;
+    return !has_shrunk;
 }
 
 static uint64_t

@@ -40,12 +40,20 @@ is_whole(const struct nrm__pool_block *block)
     return block->size == block->live.segment->nbytes;
 }
 
+/* A free block is where its segment's node looks first, whoever freed it. */
+static struct nrm__pool_bins *
+bins_of(const struct nrm__pool *pool, const struct nrm__pool_block *block)
+{
+    return &pool->bins[block->live.segment->node];
+}
+
 void
 nrm__pool_bin_insert_locked(struct nrm__pool *pool, struct nrm__pool_block *block)
 {
     unsigned class = nrm__pool_class_of(block->size);
-    struct nrm__pool_bins *bins =
-        pool->order != NULL ? nrm__pool_enter_list_locked(pool, block) : pool->bins;
+    struct nrm__pool_bins *bins = pool->order != NULL
+                                      ? nrm__pool_enter_list_locked(pool, block)
+                                      : bins_of(pool, block);
     nrm__pool_set_state(block, NRM__POOL_FREE);
     /* At the front: what was used last is still in the cache. */
     nrm__list_insert_after(&bins->heads[class], &block->link);
@@ -61,8 +69,9 @@ void
 nrm__pool_bin_remove_locked(struct nrm__pool *pool, struct nrm__pool_block *block)
 {
     unsigned class = nrm__pool_class_of(block->size);
-    struct nrm__pool_bins *bins =
-        pool->order != NULL ? nrm__pool_leave_list_locked(pool, block) : pool->bins;
+    struct nrm__pool_bins *bins = pool->order != NULL
+                                      ? nrm__pool_leave_list_locked(pool, block)
+                                      : bins_of(pool, block);
     nrm__list_remove(&block->link);
     if (nrm__list_is_empty(&bins->heads[class])) {
         bins->bits[class / 64] &= ~(UINT64_C(1) << (class % 64));
@@ -299,7 +308,8 @@ void
 nrm__pool_postpone_locked(struct nrm__pool *pool, struct nrm__pool_block *block)
 {
     nrm__list_remove(&block->link);
-    nrm__list_append(&pool->bins->heads[nrm__pool_class_of(block->size)], &block->link);
+    nrm__list_append(&bins_of(pool, block)->heads[nrm__pool_class_of(block->size)],
+                     &block->link);
 }
 
 /* Cuts the piece at `start` out of a free block, claimed; the rest stays free. */
@@ -496,7 +506,8 @@ struct sums {
 };
 
 static void
-check_block_locked(const struct nrm__pool_block *block, struct sums *sums)
+check_block_locked(const struct nrm__pool *pool, const struct nrm__pool_block *block,
+                   struct sums *sums)
 {
     uintptr_t state = nrm__pool_state_of(block);
     struct nrm__segment *segment = block->live.segment;
@@ -516,6 +527,7 @@ check_block_locked(const struct nrm__pool_block *block, struct sums *sums)
         NRM_ASSERT(atomic_load(&block->live.nbytes) <=
                    atomic_load(&block->live.capacity));
     }
+    NRM_ASSERT(segment->node < pool->n_nodes);
     sums->free += state == NRM__POOL_FREE ? block->size : 0;
     sums->parked += state == NRM__POOL_PARKED ? block->size : 0;
     sums->live += state == NRM__POOL_LIVE || state == NRM__POOL_CLAIMED ? block->size
@@ -537,7 +549,7 @@ check_run_locked(const struct nrm__pool *pool, const struct nrm__segment *segmen
         NRM_ASSERT(block->start == at && block->previous == previous);
         bool is_free = nrm__pool_state_of(block) == NRM__POOL_FREE;
         NRM_ASSERT(!is_free || !merges_locked(pool, block, previous));
-        check_block_locked(block, sums);
+        check_block_locked(pool, block, sums);
         at += block->size;
     }
     const struct nrm__segment *last = segment;
@@ -547,8 +559,8 @@ check_run_locked(const struct nrm__pool *pool, const struct nrm__segment *segmen
     NRM_ASSERT(at == last->start + last->nbytes);
 }
 
-void
-nrm__pool_check_bins_locked(const struct nrm__pool_bins *bins, size_t nbytes)
+size_t
+nrm__pool_check_bins_locked(const struct nrm__pool_bins *bins)
 {
     size_t sum = 0;
     for (unsigned class = 0; class < NRM__POOL_N_CLASSES; class++) {
@@ -564,7 +576,7 @@ nrm__pool_check_bins_locked(const struct nrm__pool_bins *bins, size_t nbytes)
             sum += block->size;
         }
     }
-    NRM_ASSERT(sum == nbytes);
+    return sum;
 }
 
 void
@@ -588,8 +600,11 @@ nrm__pool_check_locked(struct nrm__pool *pool)
     NRM_ASSERT(sums.free == pool->free_nbytes);
     NRM_ASSERT(sums.live == pool->live_nbytes);
     NRM_ASSERT(sums.parked == pool->parked_nbytes);
-    nrm__pool_check_bins_locked(pool->bins,
-                                pool->free_nbytes - nrm__pool_pending_locked(pool));
+    size_t binned = 0;
+    for (unsigned node = 0; node < pool->n_nodes; node++) {
+        binned += nrm__pool_check_bins_locked(&pool->bins[node]);
+    }
+    NRM_ASSERT(binned == pool->free_nbytes - nrm__pool_pending_locked(pool));
     if (pool->order != NULL) {
         nrm__pool_check_order_locked(pool);
         nrm__pool_vmm_check_locked(pool);

@@ -108,9 +108,9 @@ may_drop_locked(const struct nrm__pool *pool, const struct nrm__pool_block *bloc
 /* Claims a free block that is due; NULL: there is none, and *out_due_ns is when there will
    be. */
 static struct nrm__pool_block *
-take_used_locked(struct nrm__pool *pool, uint64_t now_ns, uint64_t *out_due_ns)
+take_used_locked(struct nrm__pool *pool, const struct nrm__pool_bins *bins,
+                 uint64_t now_ns, uint64_t *out_due_ns)
 {
-    const struct nrm__pool_bins *bins = pool->bins;
     unsigned class = nrm__pool_class_of(NRM__HUGE_PAGE);
     while (pool->n_used != 0 && !atomic_load(&pool->keeps_pages) &&
            (class = nrm__pool_next_class_locked(bins, class)) < NRM__POOL_N_CLASSES) {
@@ -179,11 +179,13 @@ return_locked(struct nrm__pool *pool, bool is_zero)
 }
 
 static void
-give_pages_back(struct nrm__pool *pool, uint64_t now_ns, uint64_t *out_due_ns)
+give_pages_back(struct nrm__pool *pool, const struct nrm__pool_bins *bins,
+                uint64_t now_ns, uint64_t *out_due_ns)
 {
     for (;;) {
         nrm__lock_acquire(&pool->lock);
-        struct nrm__pool_block *block = take_used_locked(pool, now_ns, out_due_ns);
+        struct nrm__pool_block *block =
+            take_used_locked(pool, bins, now_ns, out_due_ns);
         nrm__lock_release(&pool->lock);
         if (block == NULL) {
             return;
@@ -273,7 +275,9 @@ nrm__pool_decay(nrm_resource *mr, uint64_t now_ns, bool is_first)
             (void)nrm__pool_drop_segment(pool, segment, false);
         }
     } while (segment != NULL);
-    give_pages_back(pool, now_ns, &due_ns);
+    for (unsigned node = 0; node < pool->n_nodes; node++) {
+        give_pages_back(pool, &pool->bins[node], now_ns, &due_ns);
+    }
     if (is_first && due_ns == 0) {
         due_ns = now_ns + pool->decay_ns;
     }

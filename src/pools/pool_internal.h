@@ -12,6 +12,7 @@
 #include "core/cache.h"
 #include "core/order.h"
 #include "core/slab.h"
+#include "os/numa.h"
 
 /* Size classes: 32 for each power of two. */
 #define NRM__POOL_SUBCLASS_BITS 5
@@ -73,11 +74,12 @@ struct nrm__pool_ahead {
     atomic_bool is_due; /* the background thread is to be told */
     struct nrm__watched watched;
     /* Under the pool's lock: */
-    bool is_watched;           /* it is told, or will be */
-    size_t high;               /* most that was in use, of what is reserved now */
-    size_t risen;              /* by how much, of late */
-    size_t target;             /* so much should be free while it rises */
-    uint64_t n_trims, n_begun; /* trims so far, and when this growth began */
+    bool is_watched; /* it is told, or will be */
+    size_t high;     /* most that was in use, of what is reserved now */
+    size_t risen;    /* by how much, of late */
+    size_t target;   /* so much should be free while it rises */
+    uint64_t n_shrinks,
+        n_begun; /* trims so far and segments gone; when a rise was seen */
     int64_t n_segments, n_failures;
     /* Of the background thread: */
     uint64_t pause_ns, retry_ns; /* after a failure */
@@ -120,6 +122,8 @@ struct nrm__pool {
     atomic_bool maps;              /* segments are mapped, see pool_vmm.c */
     _Atomic(struct nrm__pool_vmm *) vmm; /* NULL: none was mapped yet */
 
+    unsigned n_nodes; /* NUMA nodes that have bins of their own; 1: no matter */
+
     bool is_plain; /* its memory is ordinary pages: they may be dropped or moved */
     atomic_bool fills_zeros; /* the program writes to what it gets as zeros */
     atomic_uint colour;      /* of the next segment for one large block */
@@ -133,7 +137,7 @@ struct nrm__pool {
     struct nrm__pool_block
         *spare; /* descriptions, linked by `next`; never anything else */
     size_t n_blocks;
-    struct nrm__pool_bins *bins; /* of the free blocks; a mapping */
+    struct nrm__pool_bins *bins; /* of the free blocks, of each node; a mapping */
     struct nrm__link parked;     /* oldest first */
     struct nrm__link segments;
     size_t reserved_nbytes, live_nbytes, parked_nbytes, free_nbytes;
@@ -187,6 +191,13 @@ static inline bool
 nrm__pool_is_used(const struct nrm__pool_block *block)
 {
     return !block->is_zero && block->size >= NRM__HUGE_PAGE;
+}
+
+/* The node whose memory this thread should have. */
+static inline unsigned
+nrm__pool_node_here(const struct nrm__pool *pool)
+{
+    return pool->n_nodes > 1 ? (unsigned)nrm__numa_here() % pool->n_nodes : 0;
 }
 
 /* The block that an address of a segment lies in. It may start in a segment before. */
@@ -255,7 +266,8 @@ bool nrm__pool_extend_locked(struct nrm__pool *pool, struct nrm__pool_block *blo
 
 /* Aborts unless everything agrees. */
 void nrm__pool_check_locked(struct nrm__pool *pool);
-void nrm__pool_check_bins_locked(const struct nrm__pool_bins *bins, size_t nbytes);
+/* The bytes of their blocks. */
+size_t nrm__pool_check_bins_locked(const struct nrm__pool_bins *bins);
 
 /* ---- stream order: pools/pool_order.c, pool_pending.c; the pool has an order ---- */
 
@@ -421,6 +433,7 @@ static inline void
 nrm__pool_ahead_lower_locked(struct nrm__pool *pool)
 {
     pool->ahead.high = nrm__min(pool->ahead.high, pool->reserved_nbytes);
+    pool->ahead.n_shrinks++;
 }
 
 /* In a forked child, where nothing grows ahead. */

@@ -529,7 +529,7 @@ check_list_locked(struct nrm__pool_list *list, enum list_kind kind)
         nbytes += own->block.size;
     }
     NRM_ASSERT(nbytes == list->nbytes);
-    nrm__pool_check_bins_locked(&list->bins, nbytes);
+    NRM_ASSERT(nrm__pool_check_bins_locked(&list->bins) == nbytes);
 }
 
 void

@@ -142,6 +142,8 @@ struct search {
     struct nrm__pool *pool;
     const struct nrm__request *request;
     size_t alignment;
+    unsigned node;           /* whose memory it should be */
+    bool anywhere;           /* it may be that of any */
     size_t nbytes;           /* wanted: with room to grow, and for a shift */
     size_t exact;            /* enough */
     size_t unclosed, parked; /* when the pool was looked at last */
@@ -159,8 +161,12 @@ try_take(struct search *search, size_t nbytes)
     if (pool->tracked) {
         nrm__pool_reclaim_locked(pool);
     }
-    struct nrm__pool_block *block =
-        nrm__pool_take_locked(pool, nbytes, search->alignment);
+    struct nrm__pool_block *block = nrm__pool_take_from_locked(
+        pool, &pool->bins[search->node], nbytes, search->alignment);
+    for (unsigned i = 0; search->anywhere && block == NULL && i < pool->n_nodes; i++) {
+        block =
+            nrm__pool_take_from_locked(pool, &pool->bins[i], nbytes, search->alignment);
+    }
     search->unclosed = nrm__pool_unclosed_locked(pool);
     search->parked = pool->parked_nbytes;
     search->is_dropping = pool->dropping != NULL;
@@ -244,6 +250,15 @@ grow_once(struct search *search)
     return status;
 }
 
+/* Memory of other nodes: when the pool cannot grow, or has grown while this thread went over
+   to another node. */
+static bool
+look_anywhere(struct search *search)
+{
+    search->anywhere = search->pool->n_nodes > 1;
+    return search->anywhere && look(search);
+}
+
 /* What it brings, others may take first, and then it tries again. */
 static bool
 grow(struct search *search)
@@ -254,7 +269,7 @@ grow(struct search *search)
             search->said = *nrm_last_error();
             return false;
         }
-        if (look(search)) {
+        if (look(search) || look_anywhere(search)) {
             return true;
         }
     }
@@ -364,6 +379,8 @@ nrm__pool_find_memory(struct nrm__pool *pool, const struct nrm__request *request
     search.pool = pool;
     search.request = request;
     search.alignment = nrm__max(request->alignment, pool->alignment);
+    search.node = nrm__pool_node_here(pool);
+    search.anywhere = false;
     search.nbytes = nrm__pool_block_nbytes(pool, request);
     search.exact = nrm__align_up(request->nbytes, pool->granule);
     if (!look(&search)) {

@@ -95,10 +95,10 @@ static nrm_status
 add_whole_block(struct nrm__pool *pool, struct nrm__segment *segment, unsigned how)
 {
     nrm__lock_acquire(&pool->lock);
-    if ((how & NRM__GROW_AHEAD) && pool->ahead.n_trims != pool->ahead.n_begun) {
+    if ((how & NRM__GROW_AHEAD) && pool->ahead.n_shrinks != pool->ahead.n_begun) {
         nrm__lock_release(&pool->lock);
         return nrm__error(NRM_OUT_OF_MEMORY,
-                          "the pool was trimmed while it grew ahead");
+                          "the pool gave memory back while it grew ahead");
     }
     struct nrm__pool_block *block = nrm__pool_create_block_locked(pool);
     if (block != NULL) {
@@ -129,6 +129,7 @@ nrm__pool_enter_segment(struct nrm__pool *pool, const struct nrm__block *upstrea
     NRM_TRY(nrm__segment_create(&pool->base, upstream->ptr, nbytes, &segment));
     segment->upstream = *upstream;
     segment->generation = nrm__cuda_generations();
+    segment->node = nrm__pool_node_here(pool);
     nrm_status status = create_starts(pool, segment);
     if (status != NRM_OK) {
         goto fail_starts;
@@ -151,11 +152,13 @@ fail_starts:
 }
 
 /* Ordinary pages that come ahead of demand are made present too, or the program would wait
-   for them all the same; unless that would take much of what is left of the machine. */
+   for them all the same; unless that would take much of what is left of the machine, or
+   this thread is not on the node that they are for. */
 static void
 populate_ahead(const struct nrm__pool *pool, const struct nrm__block *block)
 {
-    if (pool->is_plain && block->nbytes <= nrm__touchable_nbytes() / AHEAD_FRACTION) {
+    if (pool->is_plain && pool->n_nodes == 1 &&
+        block->nbytes <= nrm__touchable_nbytes() / AHEAD_FRACTION) {
         (void)nrm__populate(block->ptr, block->nbytes, 1); /* else they come later */
     }
 }
@@ -421,18 +424,28 @@ unbook_growth(struct nrm__pool *pool, size_t nbytes)
 }
 
 static size_t
-largest_free_locked(const struct nrm__pool *pool)
+largest_of_locked(const struct nrm__pool_bins *bins)
 {
     size_t largest = 0;
-    if (pool->bins->words == 0) {
+    if (bins->words == 0) {
         return 0;
     }
-    unsigned word = 63 - (unsigned)__builtin_clzll(pool->bins->words);
-    unsigned class = word * 64 + 63 - (unsigned)__builtin_clzll(pool->bins->bits[word]);
-    const struct nrm__link *head = &pool->bins->heads[class];
+    unsigned word = 63 - (unsigned)__builtin_clzll(bins->words);
+    unsigned class = word * 64 + 63 - (unsigned)__builtin_clzll(bins->bits[word]);
+    const struct nrm__link *head = &bins->heads[class];
     for (const struct nrm__link *link = head->next; link != head; link = link->next) {
         largest =
             nrm__max(largest, NRM__CONTAINER(link, struct nrm__pool_block, link)->size);
+    }
+    return largest;
+}
+
+static size_t
+largest_free_locked(const struct nrm__pool *pool)
+{
+    size_t largest = 0;
+    for (unsigned node = 0; node < pool->n_nodes; node++) {
+        largest = nrm__max(largest, largest_of_locked(&pool->bins[node]));
     }
     return largest;
 }

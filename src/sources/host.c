@@ -556,6 +556,7 @@ nrm_host_create(const nrm_host_options *options, nrm_resource **out)
     self->huge_threshold = huge_threshold(given.huge_pages);
     self->alignment = nrm__max(given.alignment, nrm__kind_alignment(NRM_KIND_HOST));
     self->numa_node = given.bind_numa ? given.numa_node : -1;
+    mr->flags |= given.bind_numa ? 0 : NRM__OPS_LOCAL;
     self->touch_threads = (int)nrm_option_get(NRM_OPT_TOUCH_THREADS);
     nrm__chunks_init(&self->chunks, mr, map_region);
     nrm_status status = nrm__slabs_init(&self->slabs, mr, get_chunk, put_chunk);
