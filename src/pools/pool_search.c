@@ -1,9 +1,10 @@
 /*
  * How a pool finds the memory of a request, and takes a block back.
  *
- * What is free serves first. When nothing fits, a ladder of steps is climbed, each once:
- * what the GPU is done with, what this thread keeps, a bounded wait, growth, what other
- * threads keep, an exchange of segments, a last wait. No lock is held across any of them.
+ * What is free serves first, of the NUMA node of this thread where a pool has several. When
+ * nothing fits, a ladder of steps is climbed, each once: what the GPU is done with, what
+ * this thread keeps, a bounded wait, growth, what other nodes have, what other threads keep,
+ * an exchange of segments, a last wait. No lock is held across any of them.
  */
 #include "pools/pool_internal.h"
 
@@ -337,8 +338,9 @@ static nrm_status
 climb(struct search *search)
 {
     static bool (*const steps[])(struct search *) = {
-        promote, promote_unclosed, take_own,       await_pages, hold_back, grow,
-        drain,   exchange,         wait_when_full, await_pages,
+        promote,     promote_unclosed, take_own, await_pages, hold_back,
+        grow,        look_anywhere,    drain,    exchange,    wait_when_full,
+        await_pages,
     };
     search->status = NRM_OUT_OF_MEMORY;
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
