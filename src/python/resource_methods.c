@@ -265,16 +265,17 @@ PyMethodDef resource_methods[] = {
          "    given back already; nothing changes.\n")},
     {"statistics", (PyCFunction)(void (*)(void))resource_statistics,
      METH_METHOD | METH_FASTCALL | METH_KEYWORDS,
-     SIGNATURE_DOC("statistics", "$self", "",
-                   "Counters of this resource.\n\n"
-                   "Returns\n-------\nResourceStatistics\n"
-                   "    In requested bytes: ``current_bytes``, ``current_count``,\n"
-                   "    ``peak_bytes``, ``peak_count``, ``total_bytes``,\n"
-                   "    ``total_count``; then ``reserved_bytes``, ``parked_bytes``,\n"
-                   "    ``epochs``, ``waits``, ``fallbacks`` and ``errors``, and of a\n"
-                   "    pool that grows ahead of demand ``segments_ahead`` and\n"
-                   "    ``failures_ahead``. ``reserved_bytes`` is memory that can be\n"
-                   "    used without asking again, whether or not its pages are present.\n")},
+     SIGNATURE_DOC(
+         "statistics", "$self", "",
+         "Counters of this resource.\n\n"
+         "Returns\n-------\nResourceStatistics\n"
+         "    In requested bytes: ``current_bytes``, ``current_count``,\n"
+         "    ``peak_bytes``, ``peak_count``, ``total_bytes``,\n"
+         "    ``total_count``; then ``reserved_bytes``, ``parked_bytes``,\n"
+         "    ``epochs``, ``waits``, ``fallbacks`` and ``errors``, and of a\n"
+         "    pool that grows ahead of demand ``segments_ahead`` and\n"
+         "    ``failures_ahead``. ``reserved_bytes`` is memory that can be\n"
+         "    used without asking again, whether or not its pages are present.\n")},
     {"trim", (PyCFunction)(void (*)(void))resource_trim,
      METH_METHOD | METH_FASTCALL | METH_KEYWORDS,
      SIGNATURE_DOC(
