@@ -492,7 +492,7 @@ pool_trim(nrm_resource *mr, size_t keep_nbytes, size_t *out_nbytes)
 {
     struct nrm__pool *pool = pool_from(mr);
     size_t slab_nbytes = 0, unclosed, parked;
-    nrm__pool_ahead_note_trim(pool);
+    nrm__pool_begin_trim(pool);
     nrm__cache_drain(mr);
     if (pool->has_slabs) {
         nrm__slabs_trim(&pool->slabs, keep_nbytes, &slab_nbytes);
@@ -514,6 +514,7 @@ pool_trim(nrm_resource *mr, size_t keep_nbytes, size_t *out_nbytes)
         }
     }
     *out_nbytes += nrm__pool_give_segments_back(pool, 0, keep_nbytes);
+    nrm__pool_end_trim(pool);
     return NRM_OK;
 }
 

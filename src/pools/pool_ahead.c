@@ -87,14 +87,6 @@ nrm__pool_ahead_begin_locked(struct nrm__pool *pool, size_t first_nbytes)
 }
 
 void
-nrm__pool_ahead_note_trim(struct nrm__pool *pool)
-{
-    nrm__lock_acquire(&pool->lock);
-    pool->ahead.n_shrinks++;
-    nrm__lock_release(&pool->lock);
-}
-
-void
 nrm__pool_ahead_forget_locked(struct nrm__pool *pool)
 {
     atomic_store(&pool->ahead.is_wanted, false);

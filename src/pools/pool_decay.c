@@ -112,7 +112,8 @@ take_used_locked(struct nrm__pool *pool, const struct nrm__pool_bins *bins,
                  uint64_t now_ns, uint64_t *out_due_ns)
 {
     unsigned class = nrm__pool_class_of(NRM__HUGE_PAGE);
-    while (pool->n_used != 0 && !atomic_load(&pool->keeps_pages) &&
+    while (pool->n_used != 0 && pool->n_trimming == 0 &&
+           !atomic_load(&pool->keeps_pages) &&
            (class = nrm__pool_next_class_locked(bins, class)) < NRM__POOL_N_CLASSES) {
         const struct nrm__link *head = &bins->heads[class];
         for (struct nrm__link *link = head->next; link != head; link = link->next) {
@@ -202,25 +203,68 @@ give_pages_back(struct nrm__pool *pool, const struct nrm__pool_bins *bins,
 }
 
 void
-nrm__pool_await_pages(struct nrm__pool *pool)
+nrm__pool_await_decay(struct nrm__pool *pool)
 {
     for (bool waits = true; waits;) {
         nrm__sleep_ns(AWAIT_PAUSE_NS);
         nrm__lock_acquire(&pool->lock);
-        waits = pool->dropping != NULL;
+        waits = nrm__pool_is_decaying_locked(pool);
         nrm__lock_release(&pool->lock);
     }
+}
+
+/* What grows ahead ends here too. */
+void
+nrm__pool_begin_trim(struct nrm__pool *pool)
+{
+    nrm__lock_acquire(&pool->lock);
+    pool->ahead.n_shrinks++;
+    pool->n_trimming++;
+    bool waits = nrm__pool_is_decaying_locked(pool);
+    nrm__lock_release(&pool->lock);
+    if (waits) {
+        nrm__pool_await_decay(pool);
+    }
+}
+
+void
+nrm__pool_end_trim(struct nrm__pool *pool)
+{
+    nrm__lock_acquire(&pool->lock);
+    pool->n_trimming--;
+    nrm__lock_release(&pool->lock);
 }
 
 void
 nrm__pool_forget_pages_locked(struct nrm__pool *pool)
 {
+    pool->n_trimming = 0;
+    pool->is_draining = false;
     if (pool->dropping != NULL) {
         return_locked(pool, false);
     }
 }
 
 /* ---- the look ---- */
+
+/* Not beside a trim, which would miss what is on its way then. */
+static bool
+begin_drain(struct nrm__pool *pool)
+{
+    nrm__lock_acquire(&pool->lock);
+    pool->is_draining = pool->n_trimming == 0;
+    bool begins = pool->is_draining;
+    nrm__lock_release(&pool->lock);
+    return begins;
+}
+
+static void
+end_drain(struct nrm__pool *pool)
+{
+    nrm__lock_acquire(&pool->lock);
+    pool->is_draining = false;
+    nrm__lock_release(&pool->lock);
+}
 
 /* What threads keep holds whole segments back; when nobody has asked the pool for anything
    since the last look, nobody will miss it. */
@@ -232,10 +276,11 @@ drain_when_idle(struct nrm__pool *pool, bool is_first)
     bool is_idle = !is_first && status == NRM_OK &&
                    statistics.total_count == pool->n_seen;
     pool->n_seen = statistics.total_count;
-    if (is_idle) {
+    if (is_idle && begin_drain(pool)) {
         size_t nbytes = 0;
         nrm__cache_drain(&pool->base);
         nrm__slabs_trim(&pool->slabs, 0, &nbytes);
+        end_drain(pool);
     }
 }
 

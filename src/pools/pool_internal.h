@@ -144,10 +144,12 @@ struct nrm__pool {
     size_t n_whole; /* segments that are free as a whole */
     size_t n_used;  /* free blocks with pages to give back, see nrm__pool_is_used */
     struct nrm__pool_block *dropping; /* whose pages go back now: claimed; or NULL */
-    bool is_watched;                  /* the background thread knows of them */
-    int64_t n_seen;                   /* allocations until it looked last */
-    size_t growing_nbytes;            /* asked of the upstream right now */
-    uint64_t newest_stamp;            /* of a parked block */
+    bool is_draining;       /* the background thread brings back what threads keep */
+    unsigned n_trimming;    /* trims in progress: nobody's pages go back meanwhile */
+    bool is_watched;        /* the background thread knows of them */
+    int64_t n_seen;         /* allocations until it looked last */
+    size_t growing_nbytes;  /* asked of the upstream right now */
+    uint64_t newest_stamp;  /* of a parked block */
     size_t parked_in_vain;  /* when a wait for the GPU brought nothing; 0: it did */
     size_t unclosed_nbytes; /* parked since an epoch was closed */
     int64_t n_epochs, n_waits;
@@ -381,8 +383,19 @@ nrm__pool_begins_decay_locked(struct nrm__pool *pool)
     return begins;
 }
 
-/* Waits while a block loses its pages; no lock is held (pools/pool_decay.c). */
-void nrm__pool_await_pages(struct nrm__pool *pool);
+/* Whether free memory is in the hands of the background thread just now, and a wait for it;
+   no lock is held in the latter (pools/pool_decay.c). */
+static inline bool
+nrm__pool_is_decaying_locked(const struct nrm__pool *pool)
+{
+    return pool->dropping != NULL || pool->is_draining;
+}
+
+void nrm__pool_await_decay(struct nrm__pool *pool);
+
+/* Around a trim, for which all that is free should be. */
+void nrm__pool_begin_trim(struct nrm__pool *pool);
+void nrm__pool_end_trim(struct nrm__pool *pool);
 
 /* In a forked child, where nobody brings them back. */
 void nrm__pool_forget_pages_locked(struct nrm__pool *pool);
@@ -424,9 +437,6 @@ nrm__pool_begin_ahead(struct nrm__pool *pool)
 
 /* The pool has grown for the first time, by so much. */
 void nrm__pool_ahead_begin_locked(struct nrm__pool *pool, size_t first_nbytes);
-
-/* What the program asks to be given back is not to come back by itself. */
-void nrm__pool_ahead_note_trim(struct nrm__pool *pool);
 
 /* A segment has left the pool. */
 static inline void

@@ -148,7 +148,7 @@ struct search {
     size_t nbytes;           /* wanted: with room to grow, and for a shift */
     size_t exact;            /* enough */
     size_t unclosed, parked; /* when the pool was looked at last */
-    bool is_dropping;        /* and that a block was losing its pages */
+    bool is_decaying;        /* and that the background thread had some of it */
     struct nrm__pool_block *found;
     nrm_status status; /* of the last growth */
     nrm_error said;    /* the upstream's words when that failed; empty: the limit's */
@@ -170,7 +170,7 @@ try_take(struct search *search, size_t nbytes)
     }
     search->unclosed = nrm__pool_unclosed_locked(pool);
     search->parked = pool->parked_nbytes;
-    search->is_dropping = pool->dropping != NULL;
+    search->is_decaying = nrm__pool_is_decaying_locked(pool);
     nrm__lock_release(&pool->lock);
     return block;
 }
@@ -204,12 +204,12 @@ take_own(struct search *search)
     return take_from_thread(search->pool) && look(search);
 }
 
-/* What loses its pages just now is free again in a moment. */
+/* What loses its pages just now, or comes from other threads, is free in a moment. */
 static bool
-await_pages(struct search *search)
+await_decay(struct search *search)
 {
-    while (search->is_dropping) {
-        nrm__pool_await_pages(search->pool);
+    while (search->is_decaying) {
+        nrm__pool_await_decay(search->pool);
         if (look(search)) {
             return true;
         }
@@ -338,9 +338,9 @@ static nrm_status
 climb(struct search *search)
 {
     static bool (*const steps[])(struct search *) = {
-        promote,     promote_unclosed, take_own, await_pages, hold_back,
+        promote,     promote_unclosed, take_own, await_decay, hold_back,
         grow,        look_anywhere,    drain,    exchange,    wait_when_full,
-        await_pages,
+        await_decay,
     };
     search->status = NRM_OUT_OF_MEMORY;
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {

@@ -2,6 +2,7 @@
    thread, which sleeps when there is nothing to do. */
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "base/bits.h"
 #include "core/background.h"
@@ -12,6 +13,7 @@
 #include "os/memory.h"
 #include "os/system.h"
 #include "pools/pool.h"
+#include "pools/pool_internal.h"
 
 #define N_PTRS 40
 #define FIRST_NBYTES (8 * (int64_t)NRM__MIB)
@@ -510,6 +512,59 @@ TEST(a_fork_while_pages_go_back)
         nrm__pool_check(shared);
         expect_survivors(shared);
     }
+    nrm_resource_release(shared);
+}
+
+static void
+take_all_in_child(void)
+{
+    alarm(20); /* who waits for pages that nobody brings back waits for ever */
+    nrm__pool_check(shared);
+    void *ptr = NULL;
+    CHECK_OK(nrm_resource_allocate_zeroed(shared, 50 * NRM__MIB, 0, NULL, &ptr));
+    REQUIRE(ptr != NULL);
+    const char *bytes = ptr;
+    CHECK(bytes[0] == 0 && memcmp(bytes, bytes + 1, 50 * NRM__MIB - 1) == 0);
+    CHECK_OK(nrm_resource_deallocate(shared, ptr, 0, NULL));
+    nrm__pool_check(shared);
+}
+
+static bool
+waits_for_pages_to_go(const struct nrm__pool *pool)
+{
+    for (int i = 0; i < 4000000; i++) {
+        if (*(struct nrm__pool_block *const volatile *)&pool->dropping != NULL) {
+            return true;
+        }
+    }
+    return false;
+}
+
+TEST(a_child_has_what_was_losing_its_pages)
+{
+    nrm_pool_options options = NRM_OPTIONS(nrm_pool_options);
+    nrm_host_options small_pages = NRM_OPTIONS(nrm_host_options);
+    nrm_resource *host = NULL;
+    int n_met = 0;
+    small_pages.huge_pages = NRM_HUGE_PAGES_NEVER; /* slow to drop */
+    CHECK_OK(nrm_host_create(&small_pages, &host));
+    CHECK_OK(nrm_option_set(NRM_OPT_DECAY, "2 ms"));
+    options.initial_nbytes = 2 * NRM__MIB;
+    options.maximum_nbytes = 64 * NRM__MIB;
+    REQUIRE_OK(nrm_pool_create(host, &options, &shared));
+    nrm_resource_release(host);
+    void *most = allocate(shared, 62 * NRM__MIB); /* a segment */
+    CHECK_OK(nrm_resource_deallocate(shared, most, 0, NULL));
+    void *first = allocate(shared, 5 * NRM__MIB);
+    for (int i = 0; i < 10; i++) {
+        char *ptr = allocate(shared, 50 * NRM__MIB);
+        memset(ptr, 1, 50 * NRM__MIB);
+        CHECK_OK(nrm_resource_deallocate(shared, ptr, 0, NULL));
+        n_met += waits_for_pages_to_go((struct nrm__pool *)shared);
+        CHECK_IN_CHILD(take_all_in_child);
+    }
+    CHECK_GT(n_met, 0);
+    CHECK_OK(nrm_resource_deallocate(shared, first, 0, NULL));
     nrm_resource_release(shared);
 }
 
