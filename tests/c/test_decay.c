@@ -530,14 +530,15 @@ take_all_in_child(void)
 }
 
 static bool
-waits_for_pages_to_go(const struct nrm__pool *pool)
+waits_for_pages_to_go(struct nrm__pool *pool)
 {
-    for (int i = 0; i < 4000000; i++) {
-        if (*(struct nrm__pool_block *const volatile *)&pool->dropping != NULL) {
-            return true;
-        }
+    bool goes = false;
+    for (int i = 0; i < 1000000 && !goes; i++) {
+        nrm__lock_acquire(&pool->lock);
+        goes = pool->dropping != NULL;
+        nrm__lock_release(&pool->lock);
     }
-    return false;
+    return goes;
 }
 
 TEST(a_child_has_what_was_losing_its_pages)
