@@ -163,6 +163,7 @@ route_front(nrm_resource *mr, struct nrm__front *out)
     }
     if (route->small != NULL) {
         out->limit = nrm__min(out->limit, route->threshold - 1);
+        out->stream_limit = nrm__min(out->stream_limit, route->threshold - 1);
         out->forbidden = &nrm__cuda_pageable_is_read;
     }
     return true;

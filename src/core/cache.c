@@ -112,7 +112,15 @@ nrm__cache_synchronize(void)
 static void
 init_magazines(struct nrm__magazines *magazines, const struct nrm__front *front)
 {
+    nrm_kind kind = front->pool->kind;
     magazines->pool = front->pool;
+    magazines->granule = front->granule;
+    magazines->shift = front->shift;
+    magazines->alignment = nrm__kind_alignment(kind);
+    magazines->cell_limit = front->cell_limit;
+    magazines->is_ordered = front->is_ordered;
+    magazines->sees_contexts = kind != NRM_KIND_HOST;
+    magazines->device = nrm_resource_device(front->pool);
     magazines->set_limit = front->kept;
     for (size_t i = 0; i < NRM__SLAB_N_CLASSES; i++) {
         size_t n = CLASS_NBYTES / nrm__slab_class_nbytes(i);
@@ -278,8 +286,7 @@ fill_slot_locked(struct nrm__slot *slot, nrm_resource *mr,
     }
     slot->pool = front->pool;
     slot->limit = front->limit;
-    slot->granule = front->granule;
-    slot->shift = front->shift;
+    slot->stream_limit = front->stream_limit;
     slot->forbidden = front->forbidden != NULL ? front->forbidden : &never;
     slot->front = shard;
     slot->own = own != NULL ? own->own : shard;
@@ -432,23 +439,63 @@ nrm__cache_give_up_cells(nrm_resource *pool, size_t class_index, struct nrm__cel
     return n;
 }
 
+/* False: it is empty. */
+static bool
+take_set(struct nrm__magazines *magazines, struct nrm__cache_set *set,
+         struct nrm__cache_set *out)
+{
+    *out = *set;
+    magazines->set_nbytes -= set->n * set->nbytes;
+    set->n = 0;
+    return out->n != 0;
+}
+
+/* Each in its turn. */
+static bool
+take_next_set(struct nrm__magazines *magazines, struct nrm__cache_set *out)
+{
+    bool found = false;
+    for (size_t i = 0; i < NRM__CACHE_SETS && !found; i++) {
+        unsigned victim = magazines->next_victim++ % NRM__CACHE_SETS;
+        found = take_set(magazines, &magazines->sets[victim], out);
+    }
+    return found;
+}
+
 bool
-nrm__cache_give_up_block(nrm_resource *pool, struct nrm__cell *out)
+nrm__cache_give_up_set(nrm_resource *pool, struct nrm__cache_set *out)
+{
+    struct nrm__cache *cache;
+    if (enter_magazine(pool, 0, &cache) == NULL) {
+        return false;
+    }
+    struct nrm__magazines *magazines = slot_of(cache, pool)->magazines;
+    bool found = magazines->set_nbytes != 0 && take_next_set(magazines, out);
+    nrm__cache_leave(cache);
+    return found;
+}
+
+bool
+nrm__cache_make_room(nrm_resource *pool, size_t nbytes, uint64_t stream,
+                     struct nrm__cache_set *out)
 {
     struct nrm__cache *cache;
     bool found = false;
     if (enter_magazine(pool, 0, &cache) == NULL) {
         return false;
     }
-    struct nrm__magazines *magazines = slot_of(cache, pool)->magazines;
-    for (size_t i = 0; i < NRM__CACHE_SETS && magazines->set_nbytes != 0; i++) {
-        struct nrm__cache_set *set = &magazines->sets[i];
-        if (set->n != 0) {
-            *out = set->cells[--set->n];
-            magazines->set_nbytes -= set->nbytes;
-            found = true;
-            break;
-        }
+    const struct nrm__slot *slot = slot_of(cache, pool);
+    struct nrm__magazines *magazines = slot->magazines;
+    struct nrm__cache_set *set = nrm__cache_set_of(magazines, nbytes, stream);
+    if (nbytes > slot->stream_limit) {
+        found = false;
+    }
+    else if (!nrm__cache_set_is_for(set, nbytes, stream)) {
+        found = take_set(magazines, set, out);
+    }
+    else if (set->n < NRM__CACHE_WAYS &&
+             magazines->set_nbytes + nbytes > magazines->set_limit) {
+        found = take_next_set(magazines, out);
     }
     nrm__cache_leave(cache);
     return found;
@@ -559,6 +606,18 @@ fork_parent(void)
     }
 }
 
+/* Memory of the driver is of no use in a child: the long way says why. */
+static void
+forbid_driver_memory(struct nrm__cache *cache)
+{
+    for (size_t i = 0; i < NRM__CACHE_SLOTS; i++) {
+        struct nrm__slot *slot = &cache->slots[i];
+        if (slot->pool != NULL && slot->pool->kind != NRM_KIND_HOST) {
+            slot->limit = slot->stream_limit = 0;
+        }
+    }
+}
+
 /* What other threads kept stays in their caches until the pool is drained. They may have
    looked in, and turned back, at the moment of the fork: they will not leave any more. */
 static void
@@ -569,6 +628,7 @@ fork_child(void)
         if (cache_of(link) != own) {
             atomic_store(&cache_of(link)->inside, false);
         }
+        forbid_driver_memory(cache_of(link));
         let_in_locked(cache_of(link));
     }
 }

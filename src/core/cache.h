@@ -47,8 +47,9 @@ struct nrm__magazine {
     struct nrm__cell cells[NRM__MAGAZINE_CELLS];
 };
 
-/* Blocks of one size. */
+/* Blocks of one size, and of pools in stream order, of one stream. */
 struct nrm__cache_set {
+    uint64_t stream; /* that freed them: its nrm__order_key; 0: anybody may have them */
     size_t nbytes;
     uint32_t n;
     struct nrm__cell cells[NRM__CACHE_WAYS];
@@ -58,6 +59,13 @@ struct nrm__cache_set {
 struct nrm__magazines {
     nrm_resource *pool;
     struct nrm__magazines *next_free;
+    size_t granule, shift;        /* see nrm__cached_nbytes */
+    size_t alignment;             /* of everything that is kept */
+    size_t cell_limit;            /* requests of more bytes are blocks */
+    bool is_ordered;              /* each block is for the stream that freed it */
+    bool sees_contexts;           /* not for use once a context was reset */
+    int device;                   /* of an ordered pool, NRM_DEVICE_NONE until known */
+    unsigned next_victim;         /* the set that makes room for others */
     size_t set_nbytes, set_limit; /* in all sets: now, and at most */
     struct nrm__magazine classes[NRM__SLAB_N_CLASSES];
     struct nrm__cache_set sets[NRM__CACHE_SETS];
@@ -68,7 +76,7 @@ struct nrm__slot {
     _Atomic(nrm_resource *) mr; /* NULL: free */
     nrm_resource *pool;
     size_t limit;                   /* requests of more bytes go the long way */
-    size_t granule, shift;          /* see nrm__cached_nbytes */
+    size_t stream_limit;            /* the same of those with a stream */
     const atomic_bool *forbidden;   /* while it is true, all do */
     struct nrm__shard *front, *own; /* of mr and of the pool; may be the same */
     struct nrm__magazines *magazines;
@@ -161,41 +169,36 @@ nrm__cached_nbytes(size_t nbytes, size_t granule, size_t shift)
     return nrm__align_up(nbytes, granule) + (nbytes >= 64 * NRM__KIB ? shift : 0);
 }
 
+/* Where blocks of a size stand that were freed on a stream, if they are kept. */
 static inline struct nrm__cache_set *
-nrm__cache_set_of(struct nrm__magazines *magazines, size_t nbytes)
+nrm__cache_set_of(struct nrm__magazines *magazines, size_t nbytes, uint64_t stream)
 {
-    size_t hash = (nbytes >> 10) * UINT64_C(0x9E3779B97F4A7C15) >> 58;
+    uint64_t hash = ((nbytes >> 8) ^ stream) * UINT64_C(0x9E3779B97F4A7C15) >> 58;
     return &magazines->sets[hash % NRM__CACHE_SETS];
 }
 
-/* False: none is kept. */
 static inline bool
-nrm__cache_take_block(struct nrm__magazines *magazines, size_t nbytes,
-                      struct nrm__cell *out)
+nrm__cache_set_is_for(const struct nrm__cache_set *set, size_t nbytes, uint64_t stream)
 {
-    struct nrm__cache_set *set = nrm__cache_set_of(magazines, nbytes);
-    if (set->n == 0 || set->nbytes != nbytes) {
-        return false;
-    }
-    *out = set->cells[--set->n];
-    magazines->set_nbytes -= nbytes;
-    return true;
+    return set->nbytes == nbytes && set->stream == stream;
 }
 
+/* There is room for one more block in a set. */
 static inline bool
-nrm__cache_has_room(struct nrm__magazines *magazines, size_t nbytes)
+nrm__cache_has_room(const struct nrm__magazines *magazines,
+                    const struct nrm__cache_set *set, size_t nbytes, uint64_t stream)
 {
-    const struct nrm__cache_set *set = nrm__cache_set_of(magazines, nbytes);
-    return (set->n == 0 || (set->nbytes == nbytes && set->n < NRM__CACHE_WAYS)) &&
+    return (set->n == 0 ||
+            (set->n < NRM__CACHE_WAYS && nrm__cache_set_is_for(set, nbytes, stream))) &&
            magazines->set_nbytes + nbytes <= magazines->set_limit;
 }
 
 /* There is room for it. */
 static inline void
-nrm__cache_put_block(struct nrm__magazines *magazines, size_t nbytes,
-                     struct nrm__cell cell)
+nrm__cache_put_block(struct nrm__magazines *magazines, struct nrm__cache_set *set,
+                     size_t nbytes, uint64_t stream, struct nrm__cell cell)
 {
-    struct nrm__cache_set *set = nrm__cache_set_of(magazines, nbytes);
+    set->stream = stream;
     set->nbytes = nbytes;
     set->cells[set->n++] = cell;
     magazines->set_nbytes += nbytes;
@@ -215,8 +218,13 @@ size_t nrm__cache_keep_cells(nrm_resource *pool, size_t class_index,
 size_t nrm__cache_give_up_cells(nrm_resource *pool, size_t class_index,
                                 struct nrm__cell *out);
 
-/* Takes a block of any size that this thread keeps; false: it keeps none. */
-bool nrm__cache_give_up_block(nrm_resource *pool, struct nrm__cell *out);
+/* Takes blocks of any size and stream that this thread keeps; false: it keeps none. */
+bool nrm__cache_give_up_set(nrm_resource *pool, struct nrm__cache_set *out);
+
+/* Takes the blocks that are in the way of others of a size and stream, which this thread
+   could keep otherwise; false: there are none such. */
+bool nrm__cache_make_room(nrm_resource *pool, size_t nbytes, uint64_t stream,
+                          struct nrm__cache_set *out);
 
 /* ---- counting, inside ---- */
 

@@ -115,6 +115,9 @@ prepare_short(nrm_resource *mr)
         nrm__shard_publish(slot->own);
         nrm__shard_publish(slot->front);
         ready = slot->magazines != NULL || atomic_load(&slot->pool->is_closed);
+        if (slot->magazines != NULL && slot->magazines->device == NRM_DEVICE_NONE) {
+            slot->magazines->device = nrm_resource_device(slot->pool);
+        }
         nrm__cache_leave(cache);
     }
     if (!ready && nrm__cache_make_slot(mr, &cache) != NULL) {
@@ -181,10 +184,13 @@ nrm__allocate(nrm_resource *mr, const struct nrm__request *request,
               struct nrm__block *out)
 {
     struct nrm__block block = {0};
-    bool short_way = mr->ops->take_back != NULL && request->stream == NULL &&
-                     request->alignment <= NRM__SLAB_ALIGNMENT && request->flags == 0;
-    if (short_way && nrm__short_allocate(mr, request->nbytes, out) != NULL) {
+    bool short_way = mr->ops->take_back != NULL && request->flags == 0;
+    if (short_way && nrm__short_allocate(mr, request->nbytes, request->alignment,
+                                         request->stream, out) != NULL) {
         return NRM_OK;
+    }
+    if (mr->ops->take_back != NULL) {
+        prepare_short(mr);
     }
     bool owns = !is_adaptor(mr);
     bool retains = owns && !holds_itself(mr);
@@ -216,7 +222,7 @@ is_retired_by_owner(const nrm_resource *mr)
 void
 nrm__deallocate(nrm_resource *mr, const struct nrm__block *block, nrm_stream *stream)
 {
-    if (nrm__short_keep_claimed(mr, block)) {
+    if (nrm__short_keep_claimed(mr, block, stream)) {
         return;
     }
     count_deallocation(mr, block->nbytes);
@@ -405,7 +411,9 @@ allocate_long(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *str
         *out = NULL;
         return NRM_OK;
     }
-    prepare_short(mr);
+    if (mr->ops->take_back == NULL) {
+        prepare_short(mr); /* else below */
+    }
     request.flags = flags;
     status = nrm__allocate(mr, &request, &block);
     if (status != NRM_OK) {
@@ -418,17 +426,30 @@ allocate_long(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *str
     return NRM_OK;
 }
 
+/* Apart from requests without a stream, which are most of those for host memory. */
+__attribute__((noinline)) static void *
+short_allocate_on(nrm_resource *mr, size_t nbytes, size_t alignment,
+                  const nrm_stream *stream)
+{
+    return nrm__short_allocate(mr, nbytes, alignment, stream, NULL);
+}
+
+__attribute__((noinline)) static bool
+short_deallocate_on(nrm_resource *mr, void *ptr, const nrm_stream *stream)
+{
+    return nrm__short_deallocate(mr, ptr, stream);
+}
+
 static inline nrm_status
 allocate(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *stream,
          unsigned flags, void **out)
 {
-    /* 0 is the kind's, which may be more than that of the host pool behind a route. */
-    bool is_plain = alignment <= NRM__SLAB_ALIGNMENT &&
-                    (alignment & (alignment - 1)) == 0 &&
-                    (alignment != 0 || mr->kind == NRM_KIND_HOST);
+    bool is_valid = nbytes != 0 && (alignment & (alignment - 1)) == 0;
     bool decides = (flags & NRM__REQUEST_ZEROED) && nbytes >= ZERO_LONG_NBYTES;
-    if (is_plain && nbytes != 0 && stream == NULL && !decides) {
-        void *ptr = nrm__short_allocate(mr, nbytes, NULL);
+    if (is_valid && !decides) {
+        void *ptr = stream == NULL
+                        ? nrm__short_allocate(mr, nbytes, alignment, NULL, NULL)
+                        : short_allocate_on(mr, nbytes, alignment, stream);
         if (ptr != NULL) {
             if (flags & NRM__REQUEST_ZEROED) {
                 nrm__short_zero(ptr, nbytes);
@@ -480,7 +501,8 @@ nrm_status
 nrm_resource_deallocate(nrm_resource *mr, void *ptr, size_t nbytes, nrm_stream *stream)
 {
     (void)nbytes; /* a hint: what NumPy passes is not always what it asked for */
-    if (ptr == NULL || (stream == NULL && nrm__short_deallocate(mr, ptr))) {
+    if (ptr == NULL || (stream == NULL ? nrm__short_deallocate(mr, ptr, NULL)
+                                       : short_deallocate_on(mr, ptr, stream))) {
         return NRM_OK;
     }
     return deallocate_long(mr, ptr, stream);

@@ -99,23 +99,12 @@ ask_stream(struct nrm__order *order, const nrm_stream *stream)
 
 /* ---- tags ---- */
 
-static struct nrm__order *
-find_order(const nrm_stream *stream, int device)
-{
-    struct nrm__order *order =
-        atomic_load_explicit(&stream->orders, memory_order_acquire);
-    while (order != NULL && order->device != device && nrm__stream_is_special(stream)) {
-        order = order->next;
-    }
-    return order;
-}
-
 /* Two threads may make one each for the same stream: both are right, the first found is
    used. */
 static struct nrm__order *
 get_order(nrm_stream *stream, int device)
 {
-    struct nrm__order *order = find_order(stream, device);
+    struct nrm__order *order = nrm__order_find(stream, device);
     if (order == NULL) {
         order = nrm__order_take(stream, device);
         if (order != NULL) {
@@ -209,6 +198,18 @@ nrm__order_stamp(nrm_stream *stream, int device)
     return tag_of(order, atomic_load(&order->count));
 }
 
+struct nrm__order_tag
+nrm__order_stamp_key(uint64_t key, uintptr_t *out_origin)
+{
+    struct nrm__order_tag tag = {.stream = (uint32_t)(key >> 32),
+                                 .generation = (uint32_t)key};
+    const struct nrm__order *order = nrm__order_at(tag.stream);
+    atomic_thread_fence(memory_order_seq_cst); /* as above */
+    *out_origin = order->origin;
+    return nrm__order_last_count(order, tag.generation, &tag.count) ? tag
+                                                                    : NRM__ORDER_DONE;
+}
+
 bool
 nrm__order_is_done(struct nrm__order_tag tag)
 {
@@ -231,7 +232,7 @@ nrm__order_slot_of(const nrm_stream *stream, int device, struct nrm__order_tag *
     if (stream == NULL || !nrm__stream_is_here(stream)) {
         return false;
     }
-    const struct nrm__order *order = find_order(stream, device);
+    const struct nrm__order *order = nrm__order_find(stream, device);
     if (order == NULL) {
         return false;
     }
@@ -397,7 +398,7 @@ nrm__order_adopt(struct nrm__order_tag tag, nrm_stream *stream, int device)
     void *token = nrm__detach();
     nrm_status status = wait_for(tag, stream, device);
     nrm__attach(token);
-    struct nrm__order *order = find_order(stream, device);
+    struct nrm__order *order = nrm__order_find(stream, device);
     if (status == NRM_OK && order != NULL) {
         atomic_fetch_add(&order->count, 1); /* a record before the wait says nothing */
     }
@@ -444,6 +445,8 @@ retire(struct nrm__order *order, const nrm_stream *stream)
     nrm__order_forget_stream(order);
     if (!nrm__stream_is_here(stream) || nrm__order_is_stale(order, stream) ||
         record(order, stream, &event) != NRM_OK) {
+        /* What bears the present count is not done when the one before is. */
+        atomic_fetch_add(&order->count, 1);
         atomic_store(&order->epoch, nrm__epoch_stamp());
     }
     nrm__order_event_release(event);

@@ -45,6 +45,26 @@ struct nrm__order_tag {
  */
 struct nrm__order_tag nrm__order_stamp(nrm_stream *stream, int device);
 
+/*
+ * The name of a slot in one life of it: of blocks that a thread keeps for the stream that
+ * freed them (core/cache.h), which bear no tag yet. 0 names none. nrm__order_key_of
+ * (core/order_slots.h) finds that of a stream.
+ */
+static inline uint64_t
+nrm__order_key(struct nrm__order_tag tag)
+{
+    return (uint64_t)tag.stream << 32 | tag.generation;
+}
+
+/*
+ * The tag of blocks that were freed on the stream of a key at some time before now, by this
+ * thread or by one that has handed them over since. The stream may have ended meanwhile:
+ * then its last event covers them. Calls no driver, so another thread's per-thread stream
+ * may be named too. No lock of rank ORDER or above is held; stamp once for many blocks.
+ * `out_origin`: see nrm__stream_origin.
+ */
+struct nrm__order_tag nrm__order_stamp_key(uint64_t key, uintptr_t *out_origin);
+
 /* A few atomic loads. */
 bool nrm__order_is_done(struct nrm__order_tag tag);
 

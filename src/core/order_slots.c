@@ -115,6 +115,7 @@ nrm__order_take(nrm_stream *stream, int device)
         order->stream = stream;
         order->device = device;
         atomic_store_explicit(&order->is_captured, false, memory_order_relaxed);
+        order->origin = nrm__stream_origin(stream);
         order->resets = nrm__cuda_generations();
         order->next = NULL;
         n_in_use++;
@@ -301,6 +302,19 @@ nrm__order_set_epoch(struct nrm__order *order, uint32_t generation)
     }
     nrm__lock_release(&lock);
     return epoch;
+}
+
+/* Whoever ends a slot counts once more after the last stamp, and what it records has that
+   number: so it is the last, and everything that was freed on the stream comes before. */
+bool
+nrm__order_last_count(const struct nrm__order *order, uint32_t generation,
+                      uint64_t *out)
+{
+    nrm__lock_acquire(&lock);
+    bool lives = atomic_load(&order->generation) == generation;
+    *out = atomic_load(&order->count) - (order->is_retired ? 1 : 0);
+    nrm__lock_release(&lock);
+    return lives;
 }
 
 struct nrm__order *

@@ -2,8 +2,8 @@
  * What stands behind the tags of core/order.h: a slot for each stream on each device, or
  * for one event on a bare handle, with its counts and the events that were recorded.
  *
- * For core/order.c alone. Nothing here calls the driver but nrm__order_records_query, and
- * the lock is held by nobody who does.
+ * For core/order.c, and the key of a stream for core/short.h. Nothing here calls the
+ * driver but nrm__order_records_query, and the lock is held by nobody who does.
  */
 #ifndef NRM_CORE_ORDER_SLOTS_H
 #define NRM_CORE_ORDER_SLOTS_H
@@ -11,8 +11,10 @@
 #include <stdatomic.h>
 
 #include "base/list.h"
+#include "core/stream.h"
+#include "cuda/context.h"
 #include "cuda/event.h"
-#include "nrm/stream.h"
+#include "nrm/resource.h"
 
 enum {
     NRM__ORDER_FIRST_SLOT = 2,  /* smaller numbers in a tag name no slot */
@@ -38,6 +40,7 @@ struct nrm__order {
     uint64_t resets;             /* of all contexts when it was taken */
     int device;                  /* of special handles */
     atomic_bool is_captured;     /* of a graph: see nrm__order_open */
+    uintptr_t origin;            /* of its stream; 0 for a bare handle */
     struct nrm__order *next;     /* of the same stream */
     /* Under the lock: */
     nrm_stream *stream;    /* borrowed; NULL: gone, or a bare handle */
@@ -65,6 +68,41 @@ nrm__order_at(uint32_t index)
         &nrm__order_chunks[i / NRM__ORDER_CHUNK], memory_order_acquire);
     return &chunk[i % NRM__ORDER_CHUNK];
 }
+
+/* The slot of a stream on a device; NULL: it has none (yet). */
+static inline struct nrm__order *
+nrm__order_find(const nrm_stream *stream, int device)
+{
+    struct nrm__order *order =
+        atomic_load_explicit(&stream->orders, memory_order_acquire);
+    while (order != NULL && order->device != device && nrm__stream_is_special(stream)) {
+        order = order->next;
+    }
+    return order;
+}
+
+/* The key of a stream that this thread may use; 0: it has none (yet), the stream is
+   another thread's or of a context that is over, or the memory's device is not known. One
+   that does not stay (nrm__stream_stays) never has one: nothing ever stamps with it. */
+static inline uint64_t
+nrm__order_key_of(const nrm_stream *stream, int device, uint64_t thread)
+{
+    const struct nrm__order *order = nrm__order_find(stream, device);
+    if (order == NULL || (stream->thread != 0 && stream->thread != thread)) {
+        return 0;
+    }
+    bool fits = nrm__stream_is_special(stream)
+                    ? device != NRM_DEVICE_NONE
+                    : order->resets == nrm__cuda_generations();
+    return fits ? (uint64_t)order->index << 32 |
+                      atomic_load_explicit(&order->generation, memory_order_relaxed)
+                : 0;
+}
+
+/* What stamps of a slot's stream say now, or where it has ended, said at last; false: that
+   life of the slot is over, and everything it counted is done. */
+bool nrm__order_last_count(const struct nrm__order *order, uint32_t generation,
+                           uint64_t *out);
 
 /* For a stream, or NULL: for one event. NULL: there is no memory. */
 struct nrm__order *nrm__order_take(nrm_stream *stream, int device);

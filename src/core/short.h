@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "core/cache.h"
+#include "core/order_slots.h"
 
 static inline bool
 nrm__short_is_open(const struct nrm__slot *slot)
@@ -44,15 +45,54 @@ nrm__short_take_cell(struct nrm__magazines *magazines, size_t nbytes,
     return cell.ptr;
 }
 
-static inline void *
-nrm__short_take_block(struct nrm__slot *slot, size_t nbytes, struct nrm__block *out)
+/* Whose block this is going to be, or was: see nrm__cache_set. False: it must be ordered
+   with work that has no key. Inside, so the thread has a state. */
+static inline bool
+nrm__short_key(const struct nrm__magazines *magazines, const nrm_stream *stream,
+               uint64_t *out)
 {
-    struct nrm__cell cell;
-    size_t capacity = nrm__cached_nbytes(nbytes, slot->granule, slot->shift);
-    if (!nrm__cache_take_block(slot->magazines, capacity, &cell)) {
+    *out = 0;
+    if (stream == NULL) {
+        return true; /* of those that are ordered the limit is 0 */
+    }
+    uint64_t thread = nrm__thread_state_now()->id;
+    if (magazines->is_ordered) {
+        *out = nrm__order_key_of(stream, magazines->device, thread);
+        return *out != 0;
+    }
+    return stream->thread == 0 || stream->thread == thread;
+}
+
+/* Whether a block can be handed out as it is, with no context reset since it was made. */
+static inline bool
+nrm__short_is_current(const struct nrm__magazines *magazines,
+                      const struct nrm__live *block)
+{
+    return !magazines->sees_contexts ||
+           atomic_load_explicit(&block->segment->generation, memory_order_relaxed) ==
+               nrm__cuda_generations();
+}
+
+static inline void *
+nrm__short_take_block(struct nrm__magazines *magazines, size_t nbytes,
+                      const nrm_stream *stream, struct nrm__block *out)
+{
+    uint64_t key;
+    if (!nrm__short_key(magazines, stream, &key)) {
         return NULL;
     }
+    size_t capacity = nrm__cached_nbytes(nbytes, magazines->granule, magazines->shift);
+    struct nrm__cache_set *set = nrm__cache_set_of(magazines, capacity, key);
+    if (set->n == 0 || !nrm__cache_set_is_for(set, capacity, key)) {
+        return NULL;
+    }
+    struct nrm__cell cell = set->cells[set->n - 1];
     struct nrm__live *block = cell.record;
+    if (!nrm__short_is_current(magazines, block)) {
+        return NULL;
+    }
+    set->n--;
+    magazines->set_nbytes -= capacity;
     atomic_store_explicit(&block->nbytes, nbytes, memory_order_relaxed);
     atomic_store_explicit(&block->key, (uintptr_t)cell.ptr | NRM__LIVE,
                           memory_order_release);
@@ -61,7 +101,7 @@ nrm__short_take_block(struct nrm__slot *slot, size_t nbytes, struct nrm__block *
             .ptr = cell.ptr,
             .nbytes = nbytes,
             .capacity = capacity,
-            .owner = slot->pool,
+            .owner = magazines->pool,
             .segment = block->segment,
         };
     }
@@ -79,9 +119,22 @@ nrm__short_count(const struct nrm__slot *slot, size_t nbytes, bool in)
     }
 }
 
-/* A block without a lock, a driver call or a wait; NULL: not so. */
+/* 0 is that of the kind, which may be more than that of the host pool behind a route. */
+static inline bool
+nrm__short_aligns(const nrm_resource *mr, const struct nrm__magazines *magazines,
+                  size_t alignment)
+{
+    if (alignment == 0) {
+        alignment = mr->kind == NRM_KIND_HOST ? 64 : 256;
+    }
+    return alignment <= magazines->alignment;
+}
+
+/* A block without a lock, a driver call or a wait; NULL: not so. The alignment is a power of
+   two, or 0. */
 __attribute__((always_inline)) static inline void *
-nrm__short_allocate(nrm_resource *mr, size_t nbytes, struct nrm__block *out)
+nrm__short_allocate(nrm_resource *mr, size_t nbytes, size_t alignment,
+                    const nrm_stream *stream, struct nrm__block *out)
 {
     struct nrm__cache *cache;
     struct nrm__slot *slot = nrm__cache_enter_slot(mr, &cache);
@@ -89,10 +142,12 @@ nrm__short_allocate(nrm_resource *mr, size_t nbytes, struct nrm__block *out)
         return NULL;
     }
     void *ptr = NULL;
-    if (nbytes <= slot->limit && nrm__short_is_open(slot)) {
-        ptr = nbytes <= NRM__SLAB_MAX
+    size_t limit = stream == NULL ? slot->limit : slot->stream_limit;
+    if (nbytes <= limit && nrm__short_is_open(slot) &&
+        nrm__short_aligns(mr, slot->magazines, alignment)) {
+        ptr = nbytes <= slot->magazines->cell_limit
                   ? nrm__short_take_cell(slot->magazines, nbytes, out)
-                  : nrm__short_take_block(slot, nbytes, out);
+                  : nrm__short_take_block(slot->magazines, nbytes, stream, out);
     }
     if (ptr != NULL) {
         nrm__short_count(slot, nbytes, true);
@@ -138,14 +193,31 @@ nrm__short_claim_cell(struct nrm__magazines *magazines, struct nrm__slab *slab,
     return nbytes;
 }
 
-static inline size_t
-nrm__short_claim_block(struct nrm__slot *slot, struct nrm__live *block, void *ptr)
+/* The set that has room for a block; NULL: none, or it must not be kept. */
+static inline struct nrm__cache_set *
+nrm__short_set_for(const struct nrm__slot *slot, const struct nrm__live *block,
+                   size_t capacity, const nrm_stream *stream, uint64_t *out_key)
 {
+    size_t limit = stream == NULL ? slot->limit : slot->stream_limit;
+    if (capacity > limit || !nrm__short_key(slot->magazines, stream, out_key) ||
+        atomic_load_explicit(&block->goes_long, memory_order_relaxed)) {
+        return NULL;
+    }
+    struct nrm__cache_set *set =
+        nrm__cache_set_of(slot->magazines, capacity, *out_key);
+    return nrm__cache_has_room(slot->magazines, set, capacity, *out_key) ? set : NULL;
+}
+
+static inline size_t
+nrm__short_claim_block(struct nrm__slot *slot, struct nrm__live *block, void *ptr,
+                       const nrm_stream *stream)
+{
+    uint64_t key;
     size_t capacity = atomic_load_explicit(&block->capacity, memory_order_relaxed);
     uintptr_t live = (uintptr_t)ptr | NRM__LIVE;
-    if (((uintptr_t)ptr & NRM__STATE_MASK) != 0 || capacity > slot->limit ||
-        atomic_load_explicit(&block->goes_long, memory_order_relaxed) ||
-        !nrm__cache_has_room(slot->magazines, capacity)) {
+    struct nrm__cache_set *set =
+        nrm__short_set_for(slot, block, capacity, stream, &key);
+    if (((uintptr_t)ptr & NRM__STATE_MASK) != 0 || set == NULL) {
         return 0;
     }
     if (atomic_load_explicit(&nrm__cache_is_alone, memory_order_acquire)) {
@@ -165,12 +237,13 @@ nrm__short_claim_block(struct nrm__slot *slot, struct nrm__live *block, void *pt
         return 0;
     }
     size_t nbytes = atomic_load_explicit(&block->nbytes, memory_order_relaxed);
-    nrm__cache_put_block(slot->magazines, capacity, (struct nrm__cell){ptr, block});
+    nrm__cache_put_block(slot->magazines, set, capacity, key,
+                         (struct nrm__cell){ptr, block});
     return nbytes;
 }
 
 static inline size_t
-nrm__short_claim(struct nrm__slot *slot, void *ptr)
+nrm__short_claim(struct nrm__slot *slot, void *ptr, const nrm_stream *stream)
 {
     struct nrm__segment *segment = nrm__block_map_peek((uintptr_t)ptr);
     if (segment == NULL || segment->owner != slot->pool) {
@@ -182,12 +255,12 @@ nrm__short_claim(struct nrm__slot *slot, void *ptr)
     }
     struct nrm__live *block =
         segment->extra != NULL ? nrm__starts_find(segment, (uintptr_t)ptr) : NULL;
-    return block != NULL ? nrm__short_claim_block(slot, block, ptr) : 0;
+    return block != NULL ? nrm__short_claim_block(slot, block, ptr, stream) : 0;
 }
 
 /* Gives a block back without a lock; false: not so. */
 __attribute__((always_inline)) static inline bool
-nrm__short_deallocate(nrm_resource *mr, void *ptr)
+nrm__short_deallocate(nrm_resource *mr, void *ptr, const nrm_stream *stream)
 {
     struct nrm__cache *cache;
     struct nrm__slot *slot = nrm__cache_enter_slot(mr, &cache);
@@ -197,7 +270,7 @@ nrm__short_deallocate(nrm_resource *mr, void *ptr)
     size_t nbytes = 0;
     if (nrm__short_is_open(slot) &&
         atomic_load_explicit(&nrm__map_n_overlay, memory_order_acquire) == 0) {
-        nbytes = nrm__short_claim(slot, ptr);
+        nbytes = nrm__short_claim(slot, ptr, stream);
     }
     if (nbytes != 0) {
         nrm__short_count(slot, nbytes, false);
@@ -206,9 +279,26 @@ nrm__short_deallocate(nrm_resource *mr, void *ptr)
     return nbytes != 0;
 }
 
+/* A claimed block of its own for this thread to keep; false: not so. */
+static inline bool
+nrm__short_keep_block(struct nrm__slot *slot, const struct nrm__block *block,
+                      const nrm_stream *stream)
+{
+    uint64_t key;
+    struct nrm__live *live = nrm__starts_find(block->segment, (uintptr_t)block->ptr);
+    size_t capacity = atomic_load_explicit(&live->capacity, memory_order_relaxed);
+    struct nrm__cache_set *set = nrm__short_set_for(slot, live, capacity, stream, &key);
+    if (set != NULL) {
+        nrm__cache_put_block(slot->magazines, set, capacity, key,
+                             (struct nrm__cell){block->ptr, live});
+    }
+    return set != NULL;
+}
+
 /* The same for a block that is claimed already, through a pool itself. */
 static inline bool
-nrm__short_keep_claimed(nrm_resource *pool, const struct nrm__block *block)
+nrm__short_keep_claimed(nrm_resource *pool, const struct nrm__block *block,
+                        const nrm_stream *stream)
 {
     struct nrm__cache *cache;
     struct nrm__slot *slot =
@@ -217,11 +307,15 @@ nrm__short_keep_claimed(nrm_resource *pool, const struct nrm__block *block)
         return false;
     }
     bool kept = false;
-    if (nrm__short_is_open(slot) && (block->flags & NRM__BLOCK_IN_SLAB)) {
-        kept = nrm__short_has_room_for_cell(slot->magazines, block->record);
-        if (kept) {
-            nrm__short_keep_cell(slot->magazines, block->record, block->ptr);
-        }
+    if (!nrm__short_is_open(slot)) {
+        kept = false;
+    }
+    else if (!(block->flags & NRM__BLOCK_IN_SLAB)) {
+        kept = nrm__short_keep_block(slot, block, stream);
+    }
+    else if (nrm__short_has_room_for_cell(slot->magazines, block->record)) {
+        nrm__short_keep_cell(slot->magazines, block->record, block->ptr);
+        kept = true;
     }
     if (kept) {
         nrm__shard_count_out(slot->own, block->nbytes);

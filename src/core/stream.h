@@ -35,6 +35,18 @@ nrm__stream_stays(const nrm_stream *stream)
     return stream->created.handle != NULL || nrm__stream_is_special(stream);
 }
 
+/* Tells blocks apart that were freed on the same stream through several objects: its
+   handle, and of a per-thread one the thread. A hint: a handle may have been given to
+   another stream since. 0: that of no other. */
+static inline uintptr_t
+nrm__stream_origin(const nrm_stream *stream)
+{
+    if (stream == NULL || stream->handle < NRM_STREAM_HANDLE_PER_THREAD) {
+        return 0;
+    }
+    return stream->handle ^ (uintptr_t)stream->thread << 32;
+}
+
 /* nrm_stream_is_usable_here, without a call for most streams. */
 static inline bool
 nrm__stream_is_here(const nrm_stream *stream)

@@ -42,6 +42,7 @@ struct slot {
 
 static atomic_uint_least64_t open_number = 1, done_number, recorded_number;
 static atomic_uint_least64_t lost_generations; /* + 1; 0: no device was lost */
+atomic_bool nrm__epoch_forbids;
 static atomic_uint_least64_t n_stamps;         /* given out */
 static atomic_uint_least64_t n_stamps_closed;  /* of them in closed epochs */
 static atomic_uint_least64_t n_closed, n_records, n_waits, n_polls;
@@ -105,6 +106,7 @@ static void
 note_lost(void)
 {
     atomic_store(&lost_generations, nrm__cuda_generations() + 1);
+    atomic_store(&nrm__epoch_forbids, true);
     nrm__warning_post(
         NRM__WARN_DEVICE_LOST,
         "the CUDA device reports an error that it cannot recover from (%s); "
@@ -401,6 +403,7 @@ nrm__epoch_forget_contexts(void)
     raise_to(&recorded_number, number);
     raise_to(&done_number, number);
     atomic_store(&lost_generations, 0);
+    atomic_store(&nrm__epoch_forbids, false);
     nrm__lock_acquire(&epochs_lock);
     memset(&patience, 0, sizeof patience);
     nrm__lock_release(&epochs_lock);

@@ -43,6 +43,9 @@ bool nrm__epoch_wait(uint64_t limit_ns, bool insists);
 /* True when a sticky error was seen: parked memory is then never handed out. */
 bool nrm__epoch_is_lost(void);
 
+/* From then on: threads hand out nothing that they keep of memory which GPUs see. */
+extern atomic_bool nrm__epoch_forbids;
+
 /* Says, once, that a record has broken a capture: NRM__RECORD_INVALIDATED. */
 void nrm__epoch_warn_capture(int device);
 

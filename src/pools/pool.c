@@ -258,6 +258,23 @@ deallocate_cell(struct nrm__pool *pool, const struct nrm__block *block)
     nrm__slabs_put(&pool->slabs, cells, n + 1);
 }
 
+/* A block goes the long way: takes what this thread keeps in its place, so that the next
+   one like it need not. */
+static bool
+make_room(struct nrm__pool *pool, size_t nbytes, nrm_stream *stream,
+          struct nrm__cache_set *out)
+{
+    struct nrm__order_tag slot = {0};
+    if (pool->has_slabs || !atomic_load(&pool->base.is_cached)) {
+        return false;
+    }
+    bool is_keepable =
+        pool->order == NULL ||
+        nrm__order_slot_of(stream, nrm_resource_device(&pool->base), &slot);
+    return is_keepable &&
+           nrm__cache_make_room(&pool->base, nbytes, nrm__order_key(slot), out);
+}
+
 static void
 pool_deallocate(nrm_resource *mr, const struct nrm__block *block, nrm_stream *stream)
 {
@@ -267,11 +284,15 @@ pool_deallocate(nrm_resource *mr, const struct nrm__block *block, nrm_stream *st
         return;
     }
     struct nrm__pool_block *own = block_at(block->segment, block->ptr);
+    struct nrm__cache_set kept = {0};
+    size_t n_kept = make_room(pool, block->capacity, stream, &kept)
+                        ? nrm__pool_free_kept(pool, &kept)
+                        : 0;
     if (pool->order != NULL) {
         nrm__pool_stamp(pool, own, stream);
     }
     nrm__pool_free_block(pool, own);
-    nrm__resource_unhold(mr, 1);
+    nrm__resource_unhold(mr, 1 + n_kept);
 }
 
 static void
@@ -280,11 +301,7 @@ pool_take_back(nrm_resource *mr, struct nrm__magazines *magazines)
     struct nrm__pool *pool = pool_from(mr);
     size_t n_blocks = 0;
     for (size_t i = 0; i < NRM__CACHE_SETS; i++) {
-        struct nrm__cache_set *set = &magazines->sets[i];
-        for (; set->n != 0; n_blocks++) {
-            struct nrm__live *live = set->cells[--set->n].record;
-            nrm__pool_free_block(pool, nrm__pool_block_of(live));
-        }
+        n_blocks += nrm__pool_free_kept(pool, &magazines->sets[i]);
     }
     magazines->set_nbytes = 0;
     /* The cells hold the pool while the blocks are let go of, and the other way round. */
@@ -299,19 +316,27 @@ pool_take_back(nrm_resource *mr, struct nrm__magazines *magazines)
     nrm__resource_unhold(mr, n_blocks + 1);
 }
 
-/* Threads keep host memory only: of other kinds every allocation asks the driver's state. */
+/* Threads keep nothing of a pool that tracks what the GPU does with its blocks: when it is
+   done, they are anybody's. A reset of a context, which the long way asks for, the short one
+   learns from others. */
 static bool
 pool_front(nrm_resource *mr, struct nrm__front *out)
 {
     struct nrm__pool *pool = pool_from(mr);
+    bool is_seen_by_gpus = mr->kind == NRM_KIND_PINNED || mr->kind == NRM_KIND_MANAGED;
+    size_t limit = nrm__min(NRM__CACHED_MAX, pool->maximum_nbytes / 64);
     *out = (struct nrm__front){
         .pool = mr,
-        .limit = nrm__min(NRM__CACHED_MAX, pool->maximum_nbytes / 64),
+        .limit = pool->order != NULL ? 0 : limit,
+        .stream_limit = limit,
+        .cell_limit = pool->has_slabs ? NRM__SLAB_MAX : 0,
         .granule = pool->granule,
         .shift = pool->shift,
         .kept = nrm__min(NRM__CACHED_NBYTES, pool->maximum_nbytes / 16),
+        .is_ordered = pool->order != NULL,
+        .forbidden = is_seen_by_gpus ? &nrm__epoch_forbids : NULL,
     };
-    return pool->has_slabs;
+    return pool->has_slabs || (!pool->tracked && !nrm__cuda_is_forked());
 }
 
 /* ---- chunks of the slabs ---- */

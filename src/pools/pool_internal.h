@@ -282,6 +282,9 @@ void nrm__pool_order_destroy(struct nrm__pool *pool);
 void nrm__pool_stamp(struct nrm__pool *pool, struct nrm__pool_block *block,
                      nrm_stream *stream);
 
+/* The same for blocks that a thread has kept. */
+void nrm__pool_stamp_kept(struct nrm__pool *pool, const struct nrm__cache_set *set);
+
 /* The bins that a free block goes to, by its tag; and those that it leaves. */
 struct nrm__pool_bins *nrm__pool_enter_list_locked(struct nrm__pool *pool,
                                                    struct nrm__pool_block *block);
@@ -323,6 +326,13 @@ nrm_status nrm__pool_find_memory(struct nrm__pool *pool,
 
 /* Takes a claimed block back. */
 void nrm__pool_free_block(struct nrm__pool *pool, struct nrm__pool_block *block);
+
+/* The same of blocks that a thread has kept; empties the set and returns their number, for
+   the caller to let go of their holds. */
+size_t nrm__pool_free_kept(struct nrm__pool *pool, struct nrm__cache_set *set);
+
+/* Frees the blocks that this thread keeps, before the pool grows; false: it kept none. */
+bool nrm__pool_take_from_thread(struct nrm__pool *pool);
 
 /* Epochs of a tracked pool: see core/uses.h. */
 bool nrm__pool_close_epoch(struct nrm__pool *pool);

@@ -12,8 +12,9 @@
  * little of a large segment would then keep all of it from the others. They are put
  * together for that stream alone, when it would find nothing otherwise.
  *
- * An allocation takes what is its stream's own, what is done, what is done when the driver
- * is asked; then it grows the pool; and only then it makes its stream wait for another.
+ * An allocation takes what is its stream's own, what is done, what its thread keeps of other
+ * sizes and streams, what is done when the driver is asked; then it grows the pool; and only
+ * then it makes its stream wait for another.
  * Waiting takes the piece that is needed, and the rest of the block keeps its tag: the stream
  * that freed it goes on without a wait, also when the one that waits is stuck. So nothing
  * is left of a block after a wait that had to be stamped anew. What was freed on the same
@@ -32,6 +33,7 @@
 
 #include "base/error.h"
 #include "core/capture.h"
+#include "core/stream.h"
 #include "cuda/capture.h"
 
 enum {
@@ -47,6 +49,7 @@ struct search {
     nrm_stream *given;  /* as it was asked for, also where it counts as the host */
     int device;
     bool has_slot; /* something may be its own */
+    bool drained;  /* of what other threads keep, once */
     struct nrm__order_tag slot;
     uintptr_t origin;
     bool is_asked; /* whether the stream is being captured */
@@ -337,20 +340,26 @@ search_for(struct nrm__pool *pool, const struct nrm__request *request, size_t nb
         .device = nrm_resource_device(&pool->base),
     };
     search.stream = nrm__pool_stream_on(search.device, request->stream);
-    search.origin = nrm__pool_origin_of(search.stream);
+    search.origin = nrm__stream_origin(search.stream);
     search.has_slot = nrm__order_slot_of(search.stream, search.device, &search.slot);
     return search;
 }
 
-/* Nothing is free, and the upstream has no more: another stream's memory, or what becomes
-   done within the time that the pool may wait. NRM_NOT_FOUND: it may be there now. */
+/* Nothing is free, and the upstream has no more: another stream's memory, what other
+   threads keep, or what becomes done within the time that the pool may wait. NRM_NOT_FOUND:
+   it may be there now. */
 static nrm_status
-find_at_last(const struct search *search, nrm_status full, struct nrm__pool_block **out)
+find_at_last(struct search *search, nrm_status full, struct nrm__pool_block **out)
 {
     struct nrm__pool *pool = search->pool;
     nrm_status status = adopt_any(search, out);
     if (status != NRM_NOT_FOUND) {
         return status;
+    }
+    if (!search->drained) {
+        search->drained = true;
+        nrm__cache_drain(&pool->base);
+        return NRM_NOT_FOUND;
     }
     uint64_t wait_ns = pool->waits_when_full ? UINT64_MAX : pool->wait_limit_ns;
     bool waits = search->nbytes <= pool->maximum_nbytes;
@@ -373,7 +382,7 @@ find_streamed(struct search *search, struct nrm__pool_block **out)
                 return NRM_OK;
             }
         }
-        if (nrm__pool_poll(search->pool)) {
+        if (nrm__pool_take_from_thread(search->pool) || nrm__pool_poll(search->pool)) {
             continue;
         }
         nrm_status status = adopt_same_origin(search, out);

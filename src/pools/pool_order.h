@@ -36,7 +36,4 @@ bool nrm__pool_wait_for_more(struct nrm__pool *pool, uint64_t limit_ns);
    can ask about them. */
 nrm_stream *nrm__pool_stream_on(int device, nrm_stream *stream);
 
-/* Of a stream: its handle, and of a per-thread one the thread. 0: that of no other. */
-uintptr_t nrm__pool_origin_of(const nrm_stream *stream);
-
 #endif

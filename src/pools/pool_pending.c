@@ -241,16 +241,6 @@ nrm__pool_stream_on(int device, nrm_stream *stream)
     return is_known ? stream : NULL;
 }
 
-/* Of a stream: its handle, and of a per-thread one the thread. 0: that of no other. */
-uintptr_t
-nrm__pool_origin_of(const nrm_stream *stream)
-{
-    if (stream == NULL || stream->handle < NRM_STREAM_HANDLE_PER_THREAD) {
-        return 0;
-    }
-    return stream->handle ^ (uintptr_t)stream->thread << 32;
-}
-
 static bool
 is_same(struct nrm__order_tag a, struct nrm__order_tag b)
 {
@@ -298,7 +288,7 @@ nrm__pool_stamp(struct nrm__pool *pool, struct nrm__pool_block *block,
     int device = nrm_resource_device(&pool->base);
     nrm_stream *given = stream;
     stream = nrm__pool_stream_on(device, given);
-    own->origin = nrm__pool_origin_of(stream);
+    own->origin = nrm__stream_origin(stream);
     own->is_lone = stream != NULL && !nrm__stream_stays(stream);
     bool may_be_captured = own->then.stream != NRM__ORDER_DONE.stream ||
                            nrm__stream_may_capture(given);
@@ -308,6 +298,23 @@ nrm__pool_stamp(struct nrm__pool *pool, struct nrm__pool_block *block,
     own->tag = nrm__order_stamp(stream, device);
     if (!own->is_lone && is_slot(own->tag)) {
         prepare_list(&pool->order->streams[own->tag.stream % NRM__POOL_N_STREAMS]);
+    }
+}
+
+void
+nrm__pool_stamp_kept(struct nrm__pool *pool, const struct nrm__cache_set *set)
+{
+    uintptr_t origin;
+    struct nrm__order_tag tag = nrm__order_stamp_key(set->stream, &origin);
+    if (is_slot(tag)) {
+        prepare_list(&pool->order->streams[tag.stream % NRM__POOL_N_STREAMS]);
+    }
+    for (uint32_t i = 0; i < set->n; i++) {
+        struct nrm__pool_block *block = nrm__pool_block_of(set->cells[i].record);
+        struct nrm__pool_ordered_block *own = nrm__pool_ordered(block);
+        own->tag = tag;
+        own->origin = origin;
+        own->is_lone = false;
     }
 }
 

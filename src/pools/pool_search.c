@@ -120,15 +120,26 @@ nrm__pool_free_block(struct nrm__pool *pool, struct nrm__pool_block *block)
     }
 }
 
-/* Frees what this thread keeps, before the pool grows. */
-static bool
-take_from_thread(struct nrm__pool *pool)
+size_t
+nrm__pool_free_kept(struct nrm__pool *pool, struct nrm__cache_set *set)
 {
-    struct nrm__cell cell;
+    size_t n = set->n;
+    if (n != 0 && pool->order != NULL) {
+        nrm__pool_stamp_kept(pool, set);
+    }
+    while (set->n != 0) {
+        nrm__pool_free_block(pool, nrm__pool_block_of(set->cells[--set->n].record));
+    }
+    return n;
+}
+
+bool
+nrm__pool_take_from_thread(struct nrm__pool *pool)
+{
+    struct nrm__cache_set set;
     size_t n = 0;
-    while (pool->has_slabs && nrm__cache_give_up_block(&pool->base, &cell)) {
-        nrm__pool_free_block(pool, nrm__pool_block_of(cell.record));
-        n++;
+    while (nrm__cache_give_up_set(&pool->base, &set)) {
+        n += nrm__pool_free_kept(pool, &set);
     }
     if (n != 0) {
         nrm__resource_unhold(&pool->base, n); /* who allocates holds it too */
@@ -201,7 +212,7 @@ promote_unclosed(struct search *search)
 static bool
 take_own(struct search *search)
 {
-    return take_from_thread(search->pool) && look(search);
+    return nrm__pool_take_from_thread(search->pool) && look(search);
 }
 
 /* What loses its pages just now, or comes from other threads, is free in a moment. */
