@@ -205,9 +205,8 @@ nrm__order_stamp_key(uint64_t key, uintptr_t *out_origin)
                                  .generation = (uint32_t)key};
     const struct nrm__order *order = nrm__order_at(tag.stream);
     atomic_thread_fence(memory_order_seq_cst); /* as above */
-    *out_origin = order->origin;
-    return nrm__order_last_count(order, tag.generation, &tag.count) ? tag
-                                                                    : NRM__ORDER_DONE;
+    bool lives = nrm__order_last_count(order, tag.generation, &tag.count, out_origin);
+    return lives ? tag : NRM__ORDER_DONE;
 }
 
 bool

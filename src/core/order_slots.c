@@ -308,11 +308,12 @@ nrm__order_set_epoch(struct nrm__order *order, uint32_t generation)
    number: so it is the last, and everything that was freed on the stream comes before. */
 bool
 nrm__order_last_count(const struct nrm__order *order, uint32_t generation,
-                      uint64_t *out)
+                      uint64_t *out_count, uintptr_t *out_origin)
 {
     nrm__lock_acquire(&lock);
     bool lives = atomic_load(&order->generation) == generation;
-    *out = atomic_load(&order->count) - (order->is_retired ? 1 : 0);
+    *out_count = atomic_load(&order->count) - (order->is_retired ? 1 : 0);
+    *out_origin = order->origin;
     nrm__lock_release(&lock);
     return lives;
 }

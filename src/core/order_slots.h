@@ -99,10 +99,10 @@ nrm__order_key_of(const nrm_stream *stream, int device, uint64_t thread)
                 : 0;
 }
 
-/* What stamps of a slot's stream say now, or where it has ended, said at last; false: that
-   life of the slot is over, and everything it counted is done. */
+/* What stamps of a slot's stream say now, or where it has ended, said at last, and its
+   origin; false: that life of the slot is over, and everything it counted is done. */
 bool nrm__order_last_count(const struct nrm__order *order, uint32_t generation,
-                           uint64_t *out);
+                           uint64_t *out_count, uintptr_t *out_origin);
 
 /* For a stream, or NULL: for one event. NULL: there is no memory. */
 struct nrm__order *nrm__order_take(nrm_stream *stream, int device);

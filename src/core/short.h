@@ -203,8 +203,7 @@ nrm__short_set_for(const struct nrm__slot *slot, const struct nrm__live *block,
         atomic_load_explicit(&block->goes_long, memory_order_relaxed)) {
         return NULL;
     }
-    struct nrm__cache_set *set =
-        nrm__cache_set_of(slot->magazines, capacity, *out_key);
+    struct nrm__cache_set *set = nrm__cache_set_of(slot->magazines, capacity, *out_key);
     return nrm__cache_has_room(slot->magazines, set, capacity, *out_key) ? set : NULL;
 }
 

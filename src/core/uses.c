@@ -43,8 +43,8 @@ struct slot {
 static atomic_uint_least64_t open_number = 1, done_number, recorded_number;
 static atomic_uint_least64_t lost_generations; /* + 1; 0: no device was lost */
 atomic_bool nrm__epoch_forbids;
-static atomic_uint_least64_t n_stamps;         /* given out */
-static atomic_uint_least64_t n_stamps_closed;  /* of them in closed epochs */
+static atomic_uint_least64_t n_stamps;        /* given out */
+static atomic_uint_least64_t n_stamps_closed; /* of them in closed epochs */
 static atomic_uint_least64_t n_closed, n_records, n_waits, n_polls;
 
 static struct nrm__lock epochs_lock = NRM__LOCK_INIT(NRM__RANK_EPOCHS);

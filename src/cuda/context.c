@@ -29,7 +29,7 @@ struct slot {
 };
 
 static struct slot slots[NRM__MAX_DEVICES];
-static atomic_ullong n_all_resets;
+atomic_uint_least64_t nrm__cuda_n_resets;
 static struct nrm__lock lock = NRM__LOCK_INIT(NRM__RANK_CUDA);
 
 static const struct nrm__fork_hook fork_hook = {.rank = NRM__RANK_CUDA, .lock = &lock};
@@ -47,7 +47,7 @@ end_life_locked(struct slot *slot)
 {
     atomic_store_explicit(&slot->context, NULL, memory_order_release);
     atomic_fetch_add_explicit(&slot->n_resets, 1, memory_order_release);
-    atomic_fetch_add_explicit(&n_all_resets, 1, memory_order_release);
+    atomic_fetch_add_explicit(&nrm__cuda_n_resets, 1, memory_order_release);
 }
 
 /* Ends this life, unless somebody has done so already. Handle and id were not read at once:
@@ -127,12 +127,6 @@ nrm__cuda_generation(int device)
         (void)known_living(driver, device);
     }
     return nrm__cuda_generation_noticed(device);
-}
-
-uint64_t
-nrm__cuda_generations(void)
-{
-    return atomic_load_explicit(&n_all_resets, memory_order_acquire);
 }
 
 void

@@ -10,6 +10,8 @@
 #ifndef NRM_CUDA_CONTEXT_H
 #define NRM_CUDA_CONTEXT_H
 
+#include <stdatomic.h>
+
 #include "cuda/device.h"
 #include "cuda/driver.h"
 
@@ -50,8 +52,14 @@ uint64_t nrm__cuda_generation(int device);
 /* The same as last noticed: one atomic load, no driver call. */
 uint64_t nrm__cuda_generation_noticed(int device);
 
-/* Changes when any generation does. One atomic load. */
-uint64_t nrm__cuda_generations(void);
+/* Changes when any generation does. */
+extern atomic_uint_least64_t nrm__cuda_n_resets;
+
+static inline uint64_t
+nrm__cuda_generations(void)
+{
+    return atomic_load_explicit(&nrm__cuda_n_resets, memory_order_acquire);
+}
 
 /* Like nrm__cuda_generation for every device whose primary context we know of, with
    calls that never block: for look-ups on the way of an allocation. */

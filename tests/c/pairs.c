@@ -1,12 +1,17 @@
 /* What tests/test_instructions.py counts the instructions of: pairs of an allocation and a
    free, after a few of them to warm up. One function a case, each called once from main.
+   Memory of the driver is that of the simulated one.
 
        pairs N        does N pairs of every case */
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "base/bits.h"
+#include "cuda/context.h"
+#include "cuda/driver.h"
+#include "nrm/adaptors.h"
 #include "nrm/pools.h"
+#include "nrm/stream.h"
 
 #define N_WARM 100
 
@@ -19,39 +24,59 @@ require(nrm_status status)
     }
 }
 
-static inline void
-do_pairs(nrm_resource *mr, size_t nbytes, long n)
+__attribute__((always_inline)) static inline void
+do_pairs(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *stream, long n)
 {
     for (long i = 0; i < n; i++) {
         void *ptr = NULL;
-        require(nrm_resource_allocate(mr, nbytes, 64, NULL, &ptr));
-        require(nrm_resource_deallocate(mr, ptr, nbytes, NULL));
+        require(nrm_resource_allocate(mr, nbytes, alignment, stream, &ptr));
+        require(nrm_resource_deallocate(mr, ptr, nbytes, stream));
     }
 }
 
-#define CASE(name, nbytes)                                                             \
-    __attribute__((noinline, noclone)) static void name(nrm_resource *mr, long n)      \
+/* Of N pairs the first calls find nothing kept yet. */
+#define CASE(name, nbytes, alignment)                                                  \
+    __attribute__((noinline, noclone)) static void name(nrm_resource *mr,              \
+                                                        nrm_stream *stream, long n)    \
     {                                                                                  \
         __asm__ volatile("/* " #name " */"); /* or equal functions become one */       \
-        do_pairs(mr, nbytes, n);                                                       \
+        do_pairs(mr, nbytes, alignment, stream, n);                                    \
+    }                                                                                  \
+    __attribute__((noinline, noclone)) static void warm_##name(nrm_resource *mr,       \
+                                                               nrm_stream *stream)     \
+    {                                                                                  \
+        __asm__ volatile("/* warm " #name " */");                                      \
+        do_pairs(mr, nbytes, alignment, stream, N_WARM);                               \
     }
 
-CASE(pool_64_B, 64)
-CASE(pool_64_KiB, 64 * NRM__KIB)
-CASE(pool_4_MiB, 4 * NRM__MIB)
-CASE(route_64_B, 64)
-CASE(route_64_KiB, 64 * NRM__KIB)
-CASE(warm_64_B, 64)
-CASE(warm_64_KiB, 64 * NRM__KIB)
-CASE(warm_4_MiB, 4 * NRM__MIB)
+CASE(pool_64_B, 64, 64)
+CASE(pool_4_KiB, 4 * NRM__KIB, 64)
+CASE(pool_64_KiB, 64 * NRM__KIB, 64)
+CASE(pool_1_MiB, NRM__MIB, 64)
+CASE(pool_4_MiB, 4 * NRM__MIB, 64)
+CASE(route_64_B, 64, 64)
+CASE(route_64_KiB, 64 * NRM__KIB, 64)
+CASE(adaptors_64_B, 64, 64)
+CASE(adaptors_64_KiB, 64 * NRM__KIB, 64)
+CASE(device_64_KiB, 64 * NRM__KIB, 0)
+CASE(device_default_64_KiB, 64 * NRM__KIB, 0)
+CASE(handle_64_KiB, 64 * NRM__KIB, 0)
+CASE(pinned_64_KiB, 64 * NRM__KIB, 0)
+
+#define RUN(name, mr, stream)                                                          \
+    do {                                                                               \
+        warm_##name(mr, stream);                                                       \
+        name(mr, stream, n);                                                           \
+    } while (0)
 
 static nrm_resource *
-make_pool(void)
+pool_over(nrm_resource *source, nrm_reuse reuse)
 {
-    nrm_resource *host = NULL, *pool = NULL;
-    require(nrm_host_create(NULL, &host));
-    require(nrm_pool_create(host, NULL, &pool));
-    nrm_resource_release(host);
+    nrm_pool_options options = NRM_OPTIONS(nrm_pool_options);
+    nrm_resource *pool = NULL;
+    options.reuse = reuse;
+    require(nrm_pool_create(source, &options, &pool));
+    nrm_resource_release(source);
     return pool;
 }
 
@@ -66,6 +91,82 @@ make_route(nrm_resource *pool)
     return route;
 }
 
+/* A limit over statistics over the pool. */
+static nrm_resource *
+make_adaptors(nrm_resource *pool)
+{
+    nrm_resource *statistics = NULL, *limiting = NULL;
+    nrm_limiting_options options = NRM_OPTIONS(nrm_limiting_options);
+    options.allocation_limit = NRM__GIB;
+    require(nrm_statistics_create(pool, &statistics));
+    require(nrm_limiting_create(statistics, &options, &limiting));
+    nrm_resource_release(statistics);
+    return limiting;
+}
+
+static void
+count_host(long n)
+{
+    nrm_resource *host = NULL;
+    require(nrm_host_create(NULL, &host));
+    nrm_resource *pool = pool_over(host, NRM_REUSE_DEFAULT);
+    nrm_resource *route = make_route(pool), *adaptors = make_adaptors(pool);
+    RUN(pool_64_B, pool, NULL);
+    RUN(pool_4_KiB, pool, NULL);
+    RUN(pool_64_KiB, pool, NULL);
+    RUN(pool_1_MiB, pool, NULL);
+    RUN(pool_4_MiB, pool, NULL);
+    RUN(route_64_B, route, NULL);
+    RUN(route_64_KiB, route, NULL);
+    RUN(adaptors_64_B, adaptors, NULL);
+    RUN(adaptors_64_KiB, adaptors, NULL);
+    nrm_resource_release(adaptors);
+    nrm_resource_release(route);
+    nrm_resource_release(pool);
+}
+
+static void
+destroy_stream(void *handle)
+{
+    (void)nrm__cuda_driver()->cuStreamDestroy(handle);
+}
+
+/* A handle, and a stream that owns one. */
+static void
+make_streams(nrm_stream **out_bare, nrm_stream **out_owned)
+{
+    nrm_CUstream bare = NULL, owned = NULL;
+    struct nrm__cuda_scope scope;
+    require(nrm__cuda_enter(0, &scope));
+    (void)scope.driver->cuStreamCreate(&bare, NRM_CU_STREAM_NON_BLOCKING);
+    (void)scope.driver->cuStreamCreate(&owned, NRM_CU_STREAM_NON_BLOCKING);
+    nrm__cuda_leave(&scope);
+    require(nrm_stream_wrap((uintptr_t)bare, NULL, NULL, out_bare));
+    require(nrm_stream_wrap((uintptr_t)owned, owned, destroy_stream, out_owned));
+}
+
+static void
+count_driver(long n)
+{
+    nrm_resource *device = NULL, *pinned = NULL;
+    nrm_stream *bare, *owned;
+    setenv("NUMPY_RMM_CUDASIM_PATH", NRM_TEST_CUDASIM, 1);
+    require(nrm__cuda_set_library("simulator"));
+    require(nrm_device_create(NULL, &device));
+    require(nrm_pinned_create(NULL, &pinned));
+    nrm_resource *ordered = pool_over(device, NRM_REUSE_DEFAULT);
+    nrm_resource *immediate = pool_over(pinned, NRM_REUSE_IMMEDIATE);
+    make_streams(&bare, &owned);
+    RUN(device_64_KiB, ordered, owned);
+    RUN(device_default_64_KiB, ordered, nrm_stream_default());
+    RUN(handle_64_KiB, ordered, bare);
+    RUN(pinned_64_KiB, immediate, NULL);
+    nrm_stream_release(bare);
+    nrm_stream_release(owned);
+    nrm_resource_release(ordered);
+    nrm_resource_release(immediate);
+}
+
 int
 main(int argc, char **argv)
 {
@@ -74,16 +175,7 @@ main(int argc, char **argv)
         fprintf(stderr, "usage: pairs N\n");
         return 2;
     }
-    nrm_resource *pool = make_pool(), *route = make_route(pool);
-    warm_64_B(route, N_WARM);
-    warm_64_KiB(route, N_WARM);
-    warm_4_MiB(pool, N_WARM);
-    pool_64_B(pool, n);
-    pool_64_KiB(pool, n);
-    pool_4_MiB(pool, n);
-    route_64_B(route, n);
-    route_64_KiB(route, n);
-    nrm_resource_release(route);
-    nrm_resource_release(pool);
+    count_host(n);
+    count_driver(n);
     return 0;
 }
