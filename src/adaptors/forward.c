@@ -37,6 +37,22 @@ nrm__forward_deallocate(nrm_resource *mr, const struct nrm__block *block,
     nrm__deallocate(mr->upstream, block, stream);
 }
 
+bool
+nrm__forward_front(nrm_resource *mr, struct nrm__account *account,
+                   struct nrm__front *out)
+{
+    nrm_resource *upstream = mr->upstream;
+    if (upstream->ops->front == NULL || !upstream->ops->front(upstream, out) ||
+        (account != NULL && out->account != NULL)) {
+        return false; /* one account is booked in on the way, no more */
+    }
+    out->behind = upstream;
+    if (account != NULL) {
+        out->account = account;
+    }
+    return true;
+}
+
 nrm_status
 nrm__forward_renew_block(nrm_resource *mr, struct nrm__block *block)
 {

@@ -161,6 +161,7 @@ route_front(nrm_resource *mr, struct nrm__front *out)
     if (is_pointless || first->ops->front == NULL || !first->ops->front(first, out)) {
         return false;
     }
+    out->behind = first;
     if (route->small != NULL) {
         out->limit = nrm__min(out->limit, route->threshold - 1);
         out->stream_limit = nrm__min(out->stream_limit, route->threshold - 1);

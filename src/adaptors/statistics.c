@@ -1,7 +1,9 @@
 /*
  * StatisticsResourceAdaptor: counters that nest, for the memory of a part of a program.
  *
- * Every resource counts already, so this one adds nothing to an allocation. A scope is
+ * Every resource counts already, so this one adds nothing to an allocation, and threads take
+ * the short way past it. What they have counted meanwhile is published before the counters
+ * are looked at. A scope is
  * what the counters were when it began: its current and total values are differences to
  * that. The peak alone cannot be had by subtraction. It begins again from the current
  * value at a push, and the one that stood there is kept with the scope; at a pop the
@@ -19,6 +21,7 @@
 #include "base/assert.h"
 #include "base/error.h"
 #include "base/lock.h"
+#include "core/cache.h"
 #include "core/nodes.h"
 #include "nrm/adaptors.h"
 
@@ -135,6 +138,7 @@ nrm_statistics_counts(nrm_resource *mr, nrm_counts *out)
     if (self == NULL) {
         return NRM_INVALID_VALUE;
     }
+    nrm__cache_publish(mr);
     nrm__lock_acquire(&self->lock);
     *out = counts_locked(self);
     nrm__lock_release(&self->lock);
@@ -153,6 +157,7 @@ nrm_statistics_push(nrm_resource *mr, nrm_counts *out)
         return nrm__error(NRM_OUT_OF_MEMORY, "no memory for a scope of %zu B",
                           sizeof *scope);
     }
+    nrm__cache_publish(mr);
     nrm__lock_acquire(&self->lock);
     nrm_counts counts = counts_locked(self);
     begin_locked(self, scope, &counts);
@@ -168,6 +173,7 @@ nrm_statistics_pop(nrm_resource *mr, nrm_counts *out)
     if (self == NULL) {
         return NRM_INVALID_VALUE;
     }
+    nrm__cache_publish(mr);
     nrm__lock_acquire(&self->lock);
     struct scope *scope = self->innermost;
     if (scope != NULL) {
@@ -204,6 +210,12 @@ statistics_statistics(nrm_resource *mr, nrm_statistics *out)
     nrm__lock_release(&self->lock);
     out->peak_bytes = higher(out->peak_bytes, bytes);
     out->peak_count = higher(out->peak_count, count);
+}
+
+static bool
+statistics_front(nrm_resource *mr, struct nrm__front *out)
+{
+    return nrm__forward_front(mr, NULL, out);
 }
 
 /* ---- life ---- */
@@ -244,6 +256,7 @@ static const struct nrm__ops statistics_ops = {
     .allocate = nrm__forward_allocate,
     .deallocate = nrm__forward_deallocate,
     .renew_block = nrm__forward_renew_block,
+    .front = statistics_front,
     .statistics = statistics_statistics,
     .fork_prepare = statistics_fork_prepare,
     .fork_parent = statistics_fork_parent,

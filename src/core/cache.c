@@ -192,14 +192,35 @@ is_of(const struct nrm__slot *slot, const nrm_resource *mr)
     return atomic_load_explicit(&slot->mr, memory_order_relaxed) == mr;
 }
 
-/* A pool's own slot has the magazines and the shard that others of the thread share. */
+/* A pool's own slot has the magazines that others of the thread share. */
 static bool
 is_own(const struct nrm__slot *slot)
 {
     return slot->pool != NULL && is_of(slot, slot->pool);
 }
 
-/* Forgets a slot; the owner is out. Returns magazines for give_back. */
+static void
+equip_slot(struct nrm__slot *slot, struct nrm__magazines *magazines)
+{
+    slot->magazines = magazines;
+    slot->is_plain = magazines != NULL && slot->account == NULL;
+    slot->cell_limit =
+        slot->is_plain ? (uint32_t)nrm__min(slot->limit, magazines->cell_limit) : 0;
+}
+
+/* Whether requests of a slot are counted in a shard of another one. */
+static bool
+leads_to(const struct nrm__slot *slot, const struct nrm__shard *shard)
+{
+    const struct nrm__shard *each = slot->front;
+    while (each != NULL && each != shard) {
+        each = each->behind;
+    }
+    return each != NULL;
+}
+
+/* Forgets a slot, and those that lead to it; the owner is out. Returns magazines for
+   give_back. */
 static struct nrm__magazines *
 clear_slot_locked(struct nrm__cache *cache, struct nrm__slot *slot)
 {
@@ -210,18 +231,19 @@ clear_slot_locked(struct nrm__cache *cache, struct nrm__slot *slot)
     }
     if (is_own(slot)) {
         magazines = slot->magazines;
-        for (size_t i = 0; i < NRM__CACHE_SLOTS; i++) {
-            struct nrm__slot *other = &cache->slots[i];
-            if (other != slot && other->pool == mr) {
-                (void)clear_slot_locked(cache, other);
-            }
+    }
+    for (size_t i = 0; i < NRM__CACHE_SLOTS; i++) {
+        struct nrm__slot *other = &cache->slots[i];
+        if (other != slot && leads_to(other, slot->front)) {
+            (void)clear_slot_locked(cache, other);
         }
     }
     nrm__shard_fold_locked(slot->front);
     atomic_store_explicit(&slot->mr, NULL, memory_order_relaxed);
     slot->pool = NULL;
-    slot->front = slot->own = NULL;
-    slot->magazines = NULL;
+    slot->front = NULL;
+    slot->account = NULL;
+    equip_slot(slot, NULL);
     return magazines;
 }
 
@@ -231,7 +253,7 @@ set_magazines_locked(struct nrm__cache *cache, nrm_resource *pool,
 {
     for (size_t i = 0; i < NRM__CACHE_SLOTS; i++) {
         if (cache->slots[i].pool == pool) {
-            cache->slots[i].magazines = magazines;
+            equip_slot(&cache->slots[i], magazines);
         }
     }
 }
@@ -275,10 +297,11 @@ create_cache(struct nrm__thread_state *state)
 
 static const atomic_bool never;
 
-/* Fills a slot that is empty, by its owner. False: no memory. */
+/* Fills a slot that is empty, by its owner; `behind`: that of the next resource on the way
+   to the pool, or NULL. False: no memory. */
 static bool
 fill_slot_locked(struct nrm__slot *slot, nrm_resource *mr,
-                 const struct nrm__front *front, const struct nrm__slot *own)
+                 const struct nrm__front *front, const struct nrm__slot *behind)
 {
     struct nrm__shard *shard = nrm__shard_create_locked(mr);
     if (shard == NULL) {
@@ -288,9 +311,11 @@ fill_slot_locked(struct nrm__slot *slot, nrm_resource *mr,
     slot->limit = front->limit;
     slot->stream_limit = front->stream_limit;
     slot->forbidden = front->forbidden != NULL ? front->forbidden : &never;
+    slot->account = front->account;
     slot->front = shard;
-    slot->own = own != NULL ? own->own : shard;
-    slot->magazines = own != NULL ? own->magazines : NULL;
+    shard->behind = behind != NULL ? behind->front : NULL;
+    slot->least_alignment = mr->kind == NRM_KIND_HOST ? 0 : 1;
+    equip_slot(slot, behind != NULL ? behind->magazines : NULL);
     atomic_store(&front->pool->is_cached, true);
     atomic_store(&mr->is_cached, true);
     atomic_store_explicit(&slot->mr, mr, memory_order_relaxed);
@@ -300,23 +325,34 @@ fill_slot_locked(struct nrm__slot *slot, nrm_resource *mr,
 static struct nrm__slot *
 slot_of(struct nrm__cache *cache, const nrm_resource *mr)
 {
-    return &cache->slots[mr->slot];
+    return nrm__cache_slot_of(cache, mr);
 }
 
-/* The slot of `mr`, made by the owner from outside; NULL: no memory. */
-static struct nrm__slot *
-make_slot(struct nrm__cache *cache, nrm_resource *mr, const struct nrm__front *front)
+/* Whether a way leads over the slot: it cannot be of two of its resources. */
+static bool
+leads_over(struct nrm__cache *cache, const struct nrm__slot *way,
+           const struct nrm__slot *slot)
 {
-    struct nrm__slot *slot = slot_of(cache, mr);
-    struct nrm__slot *own = NULL;
-    if (front->pool != mr) {
-        own = slot_of(cache, front->pool);
-        struct nrm__front of_pool;
-        if (own == slot || !front->pool->ops->front(front->pool, &of_pool)) {
-            return NULL;
-        }
-        own = make_slot(cache, front->pool, &of_pool);
-        if (own == NULL) {
+    const struct nrm__shard *shard = way->front;
+    while (shard != NULL && slot_of(cache, shard->mr) != slot) {
+        shard = shard->behind;
+    }
+    return shard != NULL;
+}
+
+/* The slot of `mr`, made by the owner from outside, and before it those of the resources
+   behind. NULL: it has no short way, or there is no memory. */
+static struct nrm__slot *
+make_slot(struct nrm__cache *cache, nrm_resource *mr, struct nrm__front *front)
+{
+    struct nrm__slot *slot = slot_of(cache, mr), *behind = NULL;
+    if (mr->ops->front == NULL || !mr->ops->front(mr, front)) {
+        return NULL;
+    }
+    if (front->behind != NULL) {
+        struct nrm__front next;
+        behind = make_slot(cache, front->behind, &next);
+        if (behind == NULL || leads_over(cache, behind, slot)) {
             return NULL;
         }
     }
@@ -325,7 +361,7 @@ make_slot(struct nrm__cache *cache, nrm_resource *mr, const struct nrm__front *f
     }
     nrm__lock_acquire(&nrm__cache_lock);
     struct nrm__magazines *old = clear_slot_locked(cache, slot);
-    bool filled = fill_slot_locked(slot, mr, front, own);
+    bool filled = fill_slot_locked(slot, mr, front, behind);
     nrm__lock_release(&nrm__cache_lock);
     give_back(old);
     return filled ? slot : NULL;
@@ -358,8 +394,7 @@ nrm__cache_make_slot(nrm_resource *mr, struct nrm__cache **out)
 {
     struct nrm__front front;
     struct nrm__thread_state *state = nrm__thread_state();
-    if (mr->ops->front == NULL || nrm__thread_state_is_shared(state) ||
-        !mr->ops->front(mr, &front)) {
+    if (nrm__thread_state_is_shared(state) || !mr->ops->front(mr, &front)) {
         return NULL;
     }
     struct nrm__cache *cache = state->cache != NULL ? state->cache
@@ -369,13 +404,6 @@ nrm__cache_make_slot(nrm_resource *mr, struct nrm__cache **out)
     }
     equip(cache, &front);
     return nrm__cache_enter_slot(mr, out);
-}
-
-struct nrm__shard *
-nrm__cache_enter_shard(nrm_resource *mr, struct nrm__cache **out)
-{
-    struct nrm__slot *slot = nrm__cache_enter_slot(mr, out);
-    return slot != NULL ? slot->front : NULL;
 }
 
 /* ---- magazines, for pools ---- */
@@ -416,8 +444,9 @@ nrm__cache_keep_cells(nrm_resource *pool, size_t class_index,
     if (magazine == NULL) {
         return 0;
     }
+    struct nrm__cell *kept = slot_of(cache, pool)->magazines->cells[class_index];
     size_t n_kept = nrm__min(n, magazine->capacity - magazine->n);
-    memcpy(&magazine->cells[magazine->n], &cells[n - n_kept], n_kept * sizeof *cells);
+    memcpy(&kept[magazine->n], &cells[n - n_kept], n_kept * sizeof *cells);
     magazine->n += (uint32_t)n_kept;
     nrm__cache_leave(cache);
     return n_kept;
@@ -431,10 +460,11 @@ nrm__cache_give_up_cells(nrm_resource *pool, size_t class_index, struct nrm__cel
     if (magazine == NULL) {
         return 0;
     }
+    struct nrm__cell *kept = slot_of(cache, pool)->magazines->cells[class_index];
     size_t n = magazine->n == magazine->capacity ? magazine->capacity / 2 : 0;
-    memcpy(out, magazine->cells, n * sizeof *out);
+    memcpy(out, kept, n * sizeof *out);
     magazine->n -= (uint32_t)n;
-    memmove(magazine->cells, &magazine->cells[n], magazine->n * sizeof *out);
+    memmove(kept, &kept[n], magazine->n * sizeof *out);
     nrm__cache_leave(cache);
     return n;
 }
@@ -534,6 +564,25 @@ nrm__cache_drain(nrm_resource *pool)
         give_back(stolen);
         stolen = next;
     }
+}
+
+void
+nrm__cache_publish(nrm_resource *mr)
+{
+    if (!atomic_load(&mr->is_cached)) {
+        return;
+    }
+    nrm__lock_acquire(&nrm__cache_lock);
+    for (struct nrm__link *link = caches.next; link != &caches; link = link->next) {
+        struct nrm__cache *cache = cache_of(link);
+        struct nrm__slot *slot = slot_of(cache, mr);
+        if (is_of(slot, mr)) {
+            shut_out_locked(cache);
+            nrm__shard_publish_all(slot->front);
+            let_in_locked(cache);
+        }
+    }
+    nrm__lock_release(&nrm__cache_lock);
 }
 
 void

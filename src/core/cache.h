@@ -21,7 +21,7 @@
 #define NRM__CACHE_SLOTS 48u
 #define NRM__MAGAZINE_CELLS 64u
 #define NRM__CACHE_SETS 64u                /* of blocks that are larger than cells */
-#define NRM__CACHE_WAYS 4u                 /* blocks of one size */
+#define NRM__CACHE_WAYS 6u                 /* blocks of one size */
 #define NRM__CACHED_MAX (32 * NRM__MIB)    /* largest block that a thread keeps */
 #define NRM__CACHED_NBYTES (64 * NRM__MIB) /* of such blocks in all, of one pool */
 
@@ -35,25 +35,29 @@ struct nrm__cell {
    and gave back since it began, and the difference that it has published (core/shard.c). */
 struct nrm__shard {
     nrm_resource *mr;
-    struct nrm__link link; /* in the list of all shards */
+    struct nrm__shard *behind; /* of the same thread, at the next resource on the way */
+    struct nrm__link link;     /* in the list of all shards */
     atomic_int_least64_t in_bytes, in_count;
     atomic_int_least64_t out_bytes, out_count;
     atomic_int_least64_t top_bytes, top_count;   /* most of in - out since publishing */
     atomic_int_least64_t base_bytes, base_count; /* of in - out: published */
+    atomic_int_least64_t all_bytes, all_count;   /* of in: published */
 };
 
+/* How many cells of a class there are. */
 struct nrm__magazine {
     uint32_t n, capacity;
-    struct nrm__cell cells[NRM__MAGAZINE_CELLS];
 };
 
 /* Blocks of one size, and of pools in stream order, of one stream. */
 struct nrm__cache_set {
-    uint64_t stream; /* that freed them: its nrm__order_key; 0: anybody may have them */
+    _Alignas(64) uint64_t
+        stream; /* that freed them: its nrm__order_key; 0: anybody may have them */
     size_t nbytes;
     uint32_t n;
     struct nrm__cell cells[NRM__CACHE_WAYS];
 };
+_Static_assert(sizeof(struct nrm__cache_set) == 128, "found with a shift");
 
 /* What a thread keeps of one pool. */
 struct nrm__magazines {
@@ -68,6 +72,7 @@ struct nrm__magazines {
     unsigned next_victim;         /* the set that makes room for others */
     size_t set_nbytes, set_limit; /* in all sets: now, and at most */
     struct nrm__magazine classes[NRM__SLAB_N_CLASSES];
+    struct nrm__cell cells[NRM__SLAB_N_CLASSES][NRM__MAGAZINE_CELLS];
     struct nrm__cache_set sets[NRM__CACHE_SETS];
 };
 
@@ -75,11 +80,17 @@ struct nrm__magazines {
 struct nrm__slot {
     _Atomic(nrm_resource *) mr; /* NULL: free */
     nrm_resource *pool;
-    size_t limit;                   /* requests of more bytes go the long way */
-    size_t stream_limit;            /* the same of those with a stream */
-    const atomic_bool *forbidden;   /* while it is true, all do */
-    struct nrm__shard *front, *own; /* of mr and of the pool; may be the same */
-    struct nrm__magazines *magazines;
+    size_t limit;                     /* requests of more bytes go the long way */
+    size_t stream_limit;              /* the same of those with a stream */
+    const atomic_bool *forbidden;     /* while it is true, all do */
+    struct nrm__shard *front;         /* of mr; those behind it lead to the pool's */
+    struct nrm__account *account;     /* that requests are booked in, or NULL */
+    struct nrm__magazines *magazines; /* NULL: not yet, or any more */
+    /* Of requests that are booked nowhere, while there are magazines; else 0: */
+    uint32_t cell_limit; /* up to so many bytes are cells */
+    uint32_t
+        least_alignment; /* of them: 1 where 0, the kind's, is more than a cell's */
+    bool is_plain;       /* the others are blocks, if `limit` lets them be */
 };
 
 struct nrm__cache {
@@ -89,12 +100,21 @@ struct nrm__cache {
     struct nrm__slot slots[NRM__CACHE_SLOTS];
 };
 
-/* Pools and those that lead to them do not displace each other. */
+/* Of the slot of a resource, in every cache. Pools and those that lead to them do not
+   displace each other. */
 static inline unsigned
-nrm__cache_slot_of(const struct nrm__ops *ops, unsigned number)
+nrm__cache_offset_of(const struct nrm__ops *ops, unsigned number)
 {
     unsigned half = NRM__CACHE_SLOTS / 2;
-    return number % half + (ops->take_back != NULL ? half : 0);
+    unsigned i = number % half + (ops->take_back != NULL ? half : 0);
+    return (unsigned)(offsetof(struct nrm__cache, slots) +
+                      i * sizeof(struct nrm__slot));
+}
+
+static inline struct nrm__slot *
+nrm__cache_slot_of(struct nrm__cache *cache, const nrm_resource *mr)
+{
+    return (struct nrm__slot *)(void *)((char *)cache + mr->slot);
 }
 
 /* True: owners fence, as the kernel has no membarrier. Set once, when the library is loaded. */
@@ -142,7 +162,7 @@ nrm__cache_enter_slot(nrm_resource *mr, struct nrm__cache **out)
     if (cache == NULL) {
         return NULL;
     }
-    struct nrm__slot *slot = &cache->slots[mr->slot];
+    struct nrm__slot *slot = nrm__cache_slot_of(cache, mr);
     if (!nrm__cache_enter(cache)) {
         return NULL;
     }
@@ -252,38 +272,35 @@ nrm__shard_add(atomic_int_least64_t *counter, int64_t n)
 void nrm__shard_publish(struct nrm__shard *shard);
 
 /* Notes a new top, and publishes when so much has come together. */
-void nrm__shard_raise(struct nrm__shard *shard, int64_t bytes, int64_t count);
+void nrm__shard_raise(struct nrm__shard *shard);
 
-static inline void
+/* Counts a block; true: nrm__shard_raise has to be called. */
+static inline bool
 nrm__shard_count_in(struct nrm__shard *shard, size_t nbytes)
 {
     int64_t bytes = nrm__shard_add(&shard->in_bytes, (int64_t)nbytes) -
                     nrm__shard_get(&shard->out_bytes);
     int64_t count =
         nrm__shard_add(&shard->in_count, 1) - nrm__shard_get(&shard->out_count);
-    if (bytes > nrm__shard_get(&shard->top_bytes) ||
-        count > nrm__shard_get(&shard->top_count)) {
-        nrm__shard_raise(shard, bytes, count);
-    }
+    return bytes > nrm__shard_get(&shard->top_bytes) ||
+           count > nrm__shard_get(&shard->top_count);
 }
 
-/* Of small blocks no more can be given back before the long way than a thread keeps. */
-static inline void
+/* The same for one that goes. Of small blocks no more can be given back before the long way
+   than a thread keeps. */
+static inline bool
 nrm__shard_count_out(struct nrm__shard *shard, size_t nbytes)
 {
-    (void)nrm__shard_add(&shard->out_bytes, (int64_t)nbytes);
+    int64_t bytes = nrm__shard_add(&shard->out_bytes, (int64_t)nbytes);
     (void)nrm__shard_add(&shard->out_count, 1);
-    if (nbytes > NRM__SLAB_MAX) {
-        int64_t bytes =
-            nrm__shard_get(&shard->in_bytes) - nrm__shard_get(&shard->out_bytes);
-        if (nrm__shard_get(&shard->base_bytes) - bytes > NRM__SHARD_BYTES) {
-            nrm__shard_publish(shard);
-        }
-    }
+    return nbytes > NRM__SLAB_MAX && nrm__shard_get(&shard->base_bytes) + bytes -
+                                             nrm__shard_get(&shard->in_bytes) >
+                                         NRM__SHARD_BYTES;
 }
 
-/* The shard of this thread at a resource, entered; NULL: it has none. */
-struct nrm__shard *nrm__cache_enter_shard(nrm_resource *mr, struct nrm__cache **out);
+/* Makes every thread publish what it knows of a resource: its own counters then say it all.
+   No lock of rank CACHES or above is held. */
+void nrm__cache_publish(nrm_resource *mr);
 
 /* Adds what the shards of all threads know. */
 void nrm__cache_add_statistics(nrm_resource *mr, nrm_statistics *out);

@@ -10,6 +10,9 @@ extern struct nrm__lock nrm__cache_lock;
 /* An empty shard of the calling thread, in the list; NULL: no memory. */
 struct nrm__shard *nrm__shard_create_locked(nrm_resource *mr);
 
+/* Publishes the totals too, which sums have to take from the shards otherwise. */
+void nrm__shard_publish_all(struct nrm__shard *shard);
+
 /* Publishes all of it, and ends it. */
 void nrm__shard_fold_locked(struct nrm__shard *shard);
 

@@ -44,7 +44,9 @@ add(atomic_int_least64_t *current, atomic_int_least64_t *peak, int64_t n)
 static struct nrm__shard *
 enter_shard(nrm_resource *mr, struct nrm__cache **out)
 {
-    return mr->ops->front != NULL ? nrm__cache_enter_shard(mr, out) : NULL;
+    struct nrm__slot *slot = mr->ops->front != NULL ? nrm__cache_enter_slot(mr, out)
+                                                    : NULL;
+    return slot != NULL ? slot->front : NULL;
 }
 
 static void
@@ -53,7 +55,9 @@ count_allocation(nrm_resource *mr, size_t nbytes)
     struct nrm__cache *cache;
     struct nrm__shard *shard = enter_shard(mr, &cache);
     if (shard != NULL) {
-        nrm__shard_count_in(shard, nbytes);
+        if (nrm__shard_count_in(shard, nbytes)) {
+            nrm__shard_raise(shard);
+        }
         nrm__cache_leave(cache);
         return;
     }
@@ -70,7 +74,9 @@ count_deallocation(nrm_resource *mr, size_t nbytes)
     struct nrm__cache *cache;
     struct nrm__shard *shard = enter_shard(mr, &cache);
     if (shard != NULL) {
-        nrm__shard_count_out(shard, nbytes);
+        if (nrm__shard_count_out(shard, nbytes)) {
+            nrm__shard_raise(shard);
+        }
         nrm__cache_leave(cache);
         return;
     }
@@ -112,8 +118,9 @@ prepare_short(nrm_resource *mr)
     struct nrm__slot *slot = nrm__cache_enter_slot(mr, &cache);
     bool ready = false;
     if (slot != NULL) {
-        nrm__shard_publish(slot->own);
-        nrm__shard_publish(slot->front);
+        for (struct nrm__shard *each = slot->front; each != NULL; each = each->behind) {
+            nrm__shard_publish(each);
+        }
         ready = slot->magazines != NULL || atomic_load(&slot->pool->is_closed);
         if (slot->magazines != NULL && slot->magazines->device == NRM_DEVICE_NONE) {
             slot->magazines->device = nrm_resource_device(slot->pool);
@@ -123,6 +130,35 @@ prepare_short(nrm_resource *mr)
     if (!ready && nrm__cache_make_slot(mr, &cache) != NULL) {
         nrm__cache_leave(cache);
     }
+}
+
+/* Ends a short way, counted. */
+static inline void
+leave(struct nrm__cache *cache, const struct nrm__slot *slot, size_t nbytes, bool in)
+{
+    if (nrm__short_count(slot, nbytes, in)) {
+        nrm__short_raise(slot);
+    }
+    nrm__cache_leave(cache);
+}
+
+/* For a pool itself. */
+static bool
+take_short(nrm_resource *pool, const struct nrm__request *request,
+           struct nrm__block *out)
+{
+    struct nrm__cache *cache;
+    struct nrm__slot *slot = nrm__cache_enter_slot(pool, &cache);
+    if (slot == NULL) {
+        return false;
+    }
+    if (nrm__short_allocate(pool, slot, request->nbytes, request->alignment,
+                            request->stream, out) != NULL) {
+        leave(cache, slot, request->nbytes, true);
+        return true;
+    }
+    nrm__cache_leave(cache);
+    return false;
 }
 
 /* ---- the inner calls ---- */
@@ -184,9 +220,8 @@ nrm__allocate(nrm_resource *mr, const struct nrm__request *request,
               struct nrm__block *out)
 {
     struct nrm__block block = {0};
-    bool short_way = mr->ops->take_back != NULL && request->flags == 0;
-    if (short_way && nrm__short_allocate(mr, request->nbytes, request->alignment,
-                                         request->stream, out) != NULL) {
+    if (mr->ops->take_back != NULL && request->flags == 0 &&
+        take_short(mr, request, out)) {
         return NRM_OK;
     }
     if (mr->ops->take_back != NULL) {
@@ -426,46 +461,132 @@ allocate_long(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *str
     return NRM_OK;
 }
 
-/* Apart from requests without a stream, which are most of those for host memory. */
-__attribute__((noinline)) static void *
-short_allocate_on(nrm_resource *mr, size_t nbytes, size_t alignment,
-                  const nrm_stream *stream)
+__attribute__((noinline)) static nrm_status
+raise_and_leave(struct nrm__cache *cache, const struct nrm__slot *slot)
 {
-    return nrm__short_allocate(mr, nbytes, alignment, stream, NULL);
+    nrm__short_raise(slot);
+    nrm__cache_leave(cache);
+    return NRM_OK;
 }
 
-__attribute__((noinline)) static bool
-short_deallocate_on(nrm_resource *mr, void *ptr, const nrm_stream *stream)
+__attribute__((always_inline)) static inline nrm_status
+count_and_leave(struct nrm__cache *cache, const struct nrm__slot *slot, size_t nbytes,
+                bool in)
 {
-    return nrm__short_deallocate(mr, ptr, stream);
-}
-
-static inline nrm_status
-allocate(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *stream,
-         unsigned flags, void **out)
-{
-    bool is_valid = nbytes != 0 && (alignment & (alignment - 1)) == 0;
-    bool decides = (flags & NRM__REQUEST_ZEROED) && nbytes >= ZERO_LONG_NBYTES;
-    if (is_valid && !decides) {
-        void *ptr = stream == NULL
-                        ? nrm__short_allocate(mr, nbytes, alignment, NULL, NULL)
-                        : short_allocate_on(mr, nbytes, alignment, stream);
-        if (ptr != NULL) {
-            if (flags & NRM__REQUEST_ZEROED) {
-                nrm__short_zero(ptr, nbytes);
-            }
-            *out = ptr;
-            return NRM_OK;
-        }
+    if (nrm__short_count(slot, nbytes, in)) {
+        return raise_and_leave(cache, slot);
     }
-    return allocate_long(mr, nbytes, alignment, stream, flags, out);
+    nrm__cache_leave(cache);
+    return NRM_OK;
 }
 
+/* What is none of the usual cells and blocks; inside. */
+__attribute__((noinline)) static nrm_status
+allocate_rest(nrm_resource *mr, size_t nbytes, size_t alignment, void **out,
+              struct nrm__cache *cache, struct nrm__slot *slot)
+{
+    void *ptr = nrm__short_allocate(mr, slot, nbytes, alignment, NULL, NULL);
+    if (ptr == NULL) {
+        nrm__cache_leave(cache);
+        return allocate_long(mr, nbytes, alignment, NULL, 0, out);
+    }
+    *out = ptr;
+    return count_and_leave(cache, slot, nbytes, true);
+}
+
+__attribute__((noinline)) static nrm_status
+allocate_block(nrm_resource *mr, size_t nbytes, size_t alignment, void **out,
+               struct nrm__cache *cache, struct nrm__slot *slot)
+{
+    void *ptr = nrm__short_allocate_block(mr, slot, nbytes, alignment, NULL);
+    if (ptr == NULL) {
+        return allocate_rest(mr, nbytes, alignment, out, cache, slot);
+    }
+    *out = ptr;
+    return count_and_leave(cache, slot, nbytes, true);
+}
+
+/* The same with a stream. */
+__attribute__((noinline)) static nrm_status
+allocate_rest_on(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *stream,
+                 void **out)
+{
+    struct nrm__cache *cache;
+    struct nrm__slot *slot = nrm__cache_enter_slot(mr, &cache);
+    if (slot == NULL) {
+        return allocate_long(mr, nbytes, alignment, stream, 0, out);
+    }
+    void *ptr = nrm__short_allocate(mr, slot, nbytes, alignment, stream, NULL);
+    if (ptr == NULL) {
+        nrm__cache_leave(cache);
+        return allocate_long(mr, nbytes, alignment, stream, 0, out);
+    }
+    *out = ptr;
+    return count_and_leave(cache, slot, nbytes, true);
+}
+
+__attribute__((noinline)) static nrm_status
+allocate_on(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *stream,
+            void **out)
+{
+    struct nrm__cache *cache;
+    struct nrm__slot *slot = nrm__cache_enter_slot(mr, &cache);
+    if (slot == NULL) {
+        return allocate_long(mr, nbytes, alignment, stream, 0, out);
+    }
+    void *ptr = nrm__short_allocate_block(mr, slot, nbytes, alignment, stream);
+    if (ptr == NULL) {
+        nrm__cache_leave(cache);
+        return allocate_rest_on(mr, nbytes, alignment, stream, out);
+    }
+    *out = ptr;
+    return count_and_leave(cache, slot, nbytes, true);
+}
+
+/* Small requests without a stream. All else ends the call with another function, so that
+   this one saves no registers. */
 nrm_status
 nrm_resource_allocate(nrm_resource *mr, size_t nbytes, size_t alignment,
                       nrm_stream *stream, void **out)
 {
-    return allocate(mr, nbytes, alignment, stream, 0, out);
+    struct nrm__cache *cache;
+    if (stream != NULL) {
+        return allocate_on(mr, nbytes, alignment, stream, out);
+    }
+    struct nrm__slot *slot = nrm__cache_enter_slot(mr, &cache);
+    if (slot == NULL) {
+        return allocate_long(mr, nbytes, alignment, NULL, 0, out);
+    }
+    void *ptr = nrm__short_is_cell(slot, nbytes, alignment)
+                    ? nrm__short_take_cell(slot->magazines, nbytes, NULL)
+                    : NULL;
+    if (ptr == NULL) {
+        return allocate_block(mr, nbytes, alignment, out, cache, slot);
+    }
+    *out = ptr;
+    return count_and_leave(cache, slot, nbytes, true);
+}
+
+/* False: there is no short way for this one. */
+static bool
+allocate_short_zeroed(nrm_resource *mr, size_t nbytes, size_t alignment,
+                      nrm_stream *stream, void **out)
+{
+    struct nrm__cache *cache;
+    struct nrm__slot *slot =
+        nbytes < ZERO_LONG_NBYTES ? nrm__cache_enter_slot(mr, &cache) : NULL;
+    if (slot == NULL) {
+        return false;
+    }
+    void *ptr = nrm__short_allocate(mr, slot, nbytes, alignment, stream, NULL);
+    if (ptr == NULL) {
+        nrm__cache_leave(cache);
+        return false;
+    }
+    leave(cache, slot, nbytes, true);
+    nrm__short_zero(ptr, nbytes);
+    *out = ptr;
+    return true;
 }
 
 nrm_status
@@ -476,7 +597,9 @@ nrm_resource_allocate_zeroed(nrm_resource *mr, size_t nbytes, size_t alignment,
         return nrm__error(NRM_NOT_SUPPORTED, "%s memory cannot be zeroed from the host",
                           nrm_kind_name(mr->kind));
     }
-    return allocate(mr, nbytes, alignment, stream, NRM__REQUEST_ZEROED, out);
+    return allocate_short_zeroed(mr, nbytes, alignment, stream, out)
+               ? NRM_OK
+               : allocate_long(mr, nbytes, alignment, stream, NRM__REQUEST_ZEROED, out);
 }
 
 __attribute__((noinline)) static nrm_status
@@ -497,15 +620,74 @@ deallocate_long(nrm_resource *mr, void *ptr, nrm_stream *stream)
     return status;
 }
 
+/* As the functions of the same names above; the segment may be NULL. */
+__attribute__((noinline)) static nrm_status
+deallocate_rest(nrm_resource *mr, void *ptr, nrm_stream *stream,
+                struct nrm__cache *cache, struct nrm__slot *slot,
+                const struct nrm__segment *segment)
+{
+    size_t nbytes = segment != NULL ? nrm__short_claim(slot, segment, ptr, stream) : 0;
+    if (nbytes == 0) {
+        nrm__cache_leave(cache);
+        return deallocate_long(mr, ptr, stream);
+    }
+    nrm__short_book_out(slot, nbytes);
+    return count_and_leave(cache, slot, nbytes, false);
+}
+
+__attribute__((noinline)) static nrm_status
+deallocate_block(nrm_resource *mr, void *ptr, struct nrm__cache *cache,
+                 struct nrm__slot *slot, const struct nrm__segment *segment)
+{
+    size_t nbytes = slot->is_plain && !nrm__segment_is_slab(segment)
+                        ? nrm__short_claim_start(slot, segment, ptr, NULL)
+                        : 0;
+    return nbytes != 0 ? count_and_leave(cache, slot, nbytes, false)
+                       : deallocate_rest(mr, ptr, NULL, cache, slot, segment);
+}
+
+__attribute__((noinline)) static nrm_status
+deallocate_on(nrm_resource *mr, void *ptr, nrm_stream *stream)
+{
+    struct nrm__cache *cache;
+    struct nrm__slot *slot = nrm__cache_enter_slot(mr, &cache);
+    if (slot == NULL) {
+        return deallocate_long(mr, ptr, stream);
+    }
+    const struct nrm__segment *segment = nrm__short_find(slot, ptr);
+    bool is_block = segment != NULL && slot->is_plain && !nrm__segment_is_slab(segment);
+    size_t nbytes = is_block ? nrm__short_claim_start(slot, segment, ptr, stream) : 0;
+    return nbytes != 0 ? count_and_leave(cache, slot, nbytes, false)
+                       : deallocate_rest(mr, ptr, stream, cache, slot, segment);
+}
+
+/* As nrm_resource_allocate. */
 nrm_status
 nrm_resource_deallocate(nrm_resource *mr, void *ptr, size_t nbytes, nrm_stream *stream)
 {
     (void)nbytes; /* a hint: what NumPy passes is not always what it asked for */
-    if (ptr == NULL || (stream == NULL ? nrm__short_deallocate(mr, ptr, NULL)
-                                       : short_deallocate_on(mr, ptr, stream))) {
+    struct nrm__cache *cache;
+    if (ptr == NULL) {
         return NRM_OK;
     }
-    return deallocate_long(mr, ptr, stream);
+    if (stream != NULL) {
+        return deallocate_on(mr, ptr, stream);
+    }
+    struct nrm__slot *slot = nrm__cache_enter_slot(mr, &cache);
+    if (slot == NULL) {
+        return deallocate_long(mr, ptr, NULL);
+    }
+    const struct nrm__segment *segment = nrm__short_find(slot, ptr);
+    if (segment == NULL) {
+        nrm__cache_leave(cache);
+        return deallocate_long(mr, ptr, NULL);
+    }
+    bool is_cell = slot->cell_limit != 0 && nrm__segment_is_slab(segment);
+    size_t freed = is_cell ? nrm__short_claim_cell(slot->magazines,
+                                                   nrm__slab_of_segment(segment), ptr)
+                           : 0;
+    return freed != 0 ? count_and_leave(cache, slot, freed, false)
+                      : deallocate_block(mr, ptr, cache, slot, segment);
 }
 
 /* A new block, a copy, and the old one back: the old one stays whole on failure. */

@@ -69,15 +69,24 @@ enum {
                                      and moved */
 };
 
+/* The bytes that a limit lets through at a time: see core/account.h. */
+struct nrm__account {
+    size_t limit;
+    size_t alignment;        /* blocks count as multiples of it */
+    atomic_size_t allocated; /* booked bytes, at most `limit` */
+};
+
 /* The short way of a request: see core/cache.h. */
 struct nrm__front {
-    nrm_resource *pool;    /* that serves it, through nothing that must know */
-    size_t limit;          /* requests of more bytes go the long way */
-    size_t stream_limit;   /* the same of those with a stream */
-    size_t cell_limit;     /* requests of more bytes are blocks; 0: all are */
-    size_t granule, shift; /* see nrm__cached_nbytes */
-    size_t kept;           /* bytes of blocks larger than cells that a thread keeps */
-    bool is_ordered;       /* a block is for the stream that freed it: `limit` is 0 */
+    nrm_resource *pool;   /* that serves it, through nothing that must know */
+    nrm_resource *behind; /* the next one on the way there, which counts; NULL: none */
+    struct nrm__account *account; /* that it is booked in, or NULL */
+    size_t limit;                 /* requests of more bytes go the long way */
+    size_t stream_limit;          /* the same of those with a stream */
+    size_t cell_limit;            /* requests of more bytes are blocks; 0: all are */
+    size_t granule, shift;        /* see nrm__cached_nbytes */
+    size_t kept;     /* bytes of blocks larger than cells that a thread keeps */
+    bool is_ordered; /* a block is for the stream that freed it: `limit` is 0 */
     const atomic_bool *forbidden; /* while it is true, all do; or NULL */
 };
 
@@ -174,7 +183,7 @@ struct nrm_resource {
     size_t struct_nbytes;
     /* References, of users and of live blocks; holds stand in the upper half. */
     atomic_uint_least64_t refcount;
-    unsigned slot;          /* where a thread's cache looks for it: core/cache.h */
+    unsigned slot;          /* where in a thread's cache it stands: core/cache.h */
     atomic_bool is_cached;  /* a thread keeps something of it: core/cache.h */
     atomic_bool is_closed;  /* no thread keeps anything of it any more */
     atomic_int device;      /* NRM_DEVICE_NONE until known */

@@ -45,7 +45,7 @@ nrm__resource_create(const struct nrm__ops *ops, nrm_kind kind, nrm_resource *up
     nrm__list_init(&mr->all);
     if (ops->front != NULL) {
         unsigned number = atomic_fetch_add_explicit(&n_fronts, 1, memory_order_relaxed);
-        mr->slot = nrm__cache_slot_of(ops, number);
+        mr->slot = nrm__cache_offset_of(ops, number);
     }
     atomic_init(&mr->refcount, 1);
     atomic_init(&mr->device, NRM_DEVICE_NONE);

@@ -25,6 +25,16 @@ publish(atomic_int_least64_t *current, atomic_int_least64_t *peak, int64_t now,
     atomic_store_explicit(top, now, memory_order_relaxed);
 }
 
+static void
+publish_all(atomic_int_least64_t *total, int64_t now, atomic_int_least64_t *all)
+{
+    int64_t more = now - nrm__shard_get(all);
+    if (more != 0) {
+        atomic_fetch_add_explicit(total, more, memory_order_relaxed);
+        atomic_store_explicit(all, now, memory_order_relaxed);
+    }
+}
+
 void
 nrm__shard_publish(struct nrm__shard *shard)
 {
@@ -38,16 +48,31 @@ nrm__shard_publish(struct nrm__shard *shard)
 }
 
 void
-nrm__shard_raise(struct nrm__shard *shard, int64_t bytes, int64_t count)
+nrm__shard_publish_all(struct nrm__shard *shard)
 {
+    struct nrm__counters *c = &shard->mr->counters;
+    nrm__shard_publish(shard);
+    publish_all(&c->total_bytes, nrm__shard_get(&shard->in_bytes), &shard->all_bytes);
+    publish_all(&c->total_count, nrm__shard_get(&shard->in_count), &shard->all_count);
+}
+
+void
+nrm__shard_raise(struct nrm__shard *shard)
+{
+    int64_t bytes =
+        nrm__shard_get(&shard->in_bytes) - nrm__shard_get(&shard->out_bytes);
+    int64_t count =
+        nrm__shard_get(&shard->in_count) - nrm__shard_get(&shard->out_count);
     if (bytes > nrm__shard_get(&shard->top_bytes)) {
         atomic_store_explicit(&shard->top_bytes, bytes, memory_order_relaxed);
     }
     if (count > nrm__shard_get(&shard->top_count)) {
         atomic_store_explicit(&shard->top_count, count, memory_order_relaxed);
     }
-    if (bytes - nrm__shard_get(&shard->base_bytes) > NRM__SHARD_BYTES ||
-        count - nrm__shard_get(&shard->base_count) > NRM__SHARD_COUNT) {
+    bytes -= nrm__shard_get(&shard->base_bytes);
+    count -= nrm__shard_get(&shard->base_count);
+    if (bytes > NRM__SHARD_BYTES || bytes < -NRM__SHARD_BYTES ||
+        count > NRM__SHARD_COUNT) {
         nrm__shard_publish(shard);
     }
 }
@@ -67,12 +92,7 @@ nrm__shard_create_locked(nrm_resource *mr)
 void
 nrm__shard_fold_locked(struct nrm__shard *shard)
 {
-    struct nrm__counters *c = &shard->mr->counters;
-    nrm__shard_publish(shard);
-    atomic_fetch_add_explicit(&c->total_bytes, nrm__shard_get(&shard->in_bytes),
-                              memory_order_relaxed);
-    atomic_fetch_add_explicit(&c->total_count, nrm__shard_get(&shard->in_count),
-                              memory_order_relaxed);
+    nrm__shard_publish_all(shard);
     nrm__list_remove(&shard->link);
     nrm__node_deallocate(shard, sizeof *shard);
 }
@@ -81,7 +101,7 @@ struct sums {
     int64_t bytes, count, total_bytes, total_count;
 };
 
-/* What is not published, and all that was allocated. */
+/* What is not published. */
 static struct sums
 sums_of(const struct nrm__shard *shard)
 {
@@ -92,8 +112,8 @@ sums_of(const struct nrm__shard *shard)
                  nrm__shard_get(&shard->base_bytes),
         .count = count - nrm__shard_get(&shard->out_count) -
                  nrm__shard_get(&shard->base_count),
-        .total_bytes = bytes,
-        .total_count = count,
+        .total_bytes = bytes - nrm__shard_get(&shard->all_bytes),
+        .total_count = count - nrm__shard_get(&shard->all_count),
     };
 }
 

@@ -8,6 +8,7 @@
 
 #include <string.h>
 
+#include "core/account.h"
 #include "core/cache.h"
 #include "core/order_slots.h"
 
@@ -18,16 +19,27 @@ nrm__short_is_open(const struct nrm__slot *slot)
            !atomic_load_explicit(slot->forbidden, memory_order_acquire);
 }
 
+/* Whether a request is one of the most, for a cell that is booked nowhere. */
+static inline bool
+nrm__short_is_cell(const struct nrm__slot *slot, size_t nbytes, size_t alignment)
+{
+    return nbytes - 1 < slot->cell_limit && (alignment & (alignment - 1)) == 0 &&
+           alignment - slot->least_alignment <= NRM__SLAB_ALIGNMENT &&
+           !atomic_load_explicit(slot->forbidden, memory_order_acquire);
+}
+
 /* Makes a cell that this thread keeps live; NULL: it has none of that size. */
 static inline void *
 nrm__short_take_cell(struct nrm__magazines *magazines, size_t nbytes,
                      struct nrm__block *out)
 {
-    struct nrm__magazine *magazine = &magazines->classes[nrm__slab_class_index(nbytes)];
-    if (magazine->n == 0) {
+    size_t class = nrm__slab_class_index(nbytes);
+    uint32_t n = magazines->classes[class].n;
+    if (n == 0) {
         return NULL;
     }
-    struct nrm__cell cell = magazine->cells[--magazine->n];
+    magazines->classes[class].n = n - 1;
+    struct nrm__cell cell = magazines->cells[class][n - 1];
     struct nrm__slab *slab = cell.record;
     nrm__slab_set_live(slab, nrm__slab_cell_of(slab, (uintptr_t)cell.ptr), nbytes);
     if (out != NULL) {
@@ -108,14 +120,26 @@ nrm__short_take_block(struct nrm__magazines *magazines, size_t nbytes,
     return cell.ptr;
 }
 
-static inline void
+/* Counts a block in the shards of all resources on the way; true: nrm__short_raise is called
+   next. */
+__attribute__((always_inline)) static inline bool
 nrm__short_count(const struct nrm__slot *slot, size_t nbytes, bool in)
 {
-    void (*count)(struct nrm__shard *, size_t) = in ? nrm__shard_count_in
-                                                    : nrm__shard_count_out;
-    count(slot->own, nbytes);
-    if (slot->front != slot->own) {
-        count(slot->front, nbytes);
+    struct nrm__shard *shard = slot->front;
+    bool raises = false;
+    do {
+        raises |= in ? nrm__shard_count_in(shard, nbytes)
+                     : nrm__shard_count_out(shard, nbytes);
+        shard = shard->behind;
+    } while (shard != NULL);
+    return __builtin_expect(raises, 0);
+}
+
+static inline void
+nrm__short_raise(const struct nrm__slot *slot)
+{
+    for (struct nrm__shard *each = slot->front; each != NULL; each = each->behind) {
+        nrm__shard_raise(each);
     }
 }
 
@@ -130,46 +154,80 @@ nrm__short_aligns(const nrm_resource *mr, const struct nrm__magazines *magazines
     return alignment <= magazines->alignment;
 }
 
-/* A block without a lock, a driver call or a wait; NULL: not so. The alignment is a power of
-   two, or 0. */
-__attribute__((always_inline)) static inline void *
-nrm__short_allocate(nrm_resource *mr, size_t nbytes, size_t alignment,
-                    const nrm_stream *stream, struct nrm__block *out)
-{
-    struct nrm__cache *cache;
-    struct nrm__slot *slot = nrm__cache_enter_slot(mr, &cache);
-    if (slot == NULL) {
-        return NULL;
-    }
-    void *ptr = NULL;
-    size_t limit = stream == NULL ? slot->limit : slot->stream_limit;
-    if (nbytes <= limit && nrm__short_is_open(slot) &&
-        nrm__short_aligns(mr, slot->magazines, alignment)) {
-        ptr = nbytes <= slot->magazines->cell_limit
-                  ? nrm__short_take_cell(slot->magazines, nbytes, out)
-                  : nrm__short_take_block(slot->magazines, nbytes, stream, out);
-    }
-    if (ptr != NULL) {
-        nrm__short_count(slot, nbytes, true);
-    }
-    nrm__cache_leave(cache);
-    return ptr;
-}
-
+/* In the account of a limit on the way; false: it does not fit, and the long way says so. */
 static inline bool
-nrm__short_has_room_for_cell(const struct nrm__magazines *magazines,
-                             const struct nrm__slab *slab)
+nrm__short_book(const struct nrm__slot *slot, size_t nbytes)
 {
-    const struct nrm__magazine *magazine = &magazines->classes[slab->class_index];
-    return magazine->n < magazine->capacity;
+    size_t allocated;
+    struct nrm__account *account = slot->account;
+    return account == NULL ||
+           nrm__account_book(account, nrm__account_counted(account, nbytes),
+                             &allocated);
 }
 
 static inline void
+nrm__short_book_out(const struct nrm__slot *slot, size_t nbytes)
+{
+    struct nrm__account *account = slot->account;
+    if (account != NULL) {
+        nrm__account_book_out(account, nrm__account_counted(account, nbytes));
+    }
+}
+
+static inline void *
+nrm__short_take(struct nrm__magazines *magazines, size_t nbytes,
+                const nrm_stream *stream, struct nrm__block *out)
+{
+    return nbytes <= magazines->cell_limit
+               ? nrm__short_take_cell(magazines, nbytes, out)
+               : nrm__short_take_block(magazines, nbytes, stream, out);
+}
+
+/* A request that is booked nowhere, for no cell. */
+__attribute__((always_inline)) static inline void *
+nrm__short_allocate_block(nrm_resource *mr, const struct nrm__slot *slot, size_t nbytes,
+                          size_t alignment, const nrm_stream *stream)
+{
+    size_t limit = stream == NULL ? slot->limit : slot->stream_limit;
+    bool is_block = slot->is_plain && nbytes <= limit &&
+                    nbytes > slot->magazines->cell_limit &&
+                    (alignment & (alignment - 1)) == 0 &&
+                    nrm__short_aligns(mr, slot->magazines, alignment) &&
+                    !atomic_load_explicit(slot->forbidden, memory_order_acquire);
+    return is_block ? nrm__short_take_block(slot->magazines, nbytes, stream, NULL)
+                    : NULL;
+}
+
+/* A block without a lock, a driver call or a wait, inside; NULL: not so. */
+__attribute__((always_inline)) static inline void *
+nrm__short_allocate(nrm_resource *mr, struct nrm__slot *slot, size_t nbytes,
+                    size_t alignment, const nrm_stream *stream, struct nrm__block *out)
+{
+    size_t limit = stream == NULL ? slot->limit : slot->stream_limit;
+    if (nbytes != 0 && (alignment & (alignment - 1)) == 0 && nbytes <= limit &&
+        nrm__short_is_open(slot) && nrm__short_aligns(mr, slot->magazines, alignment) &&
+        nrm__short_book(slot, nbytes)) {
+        void *ptr = nrm__short_take(slot->magazines, nbytes, stream, out);
+        if (ptr != NULL) {
+            return ptr;
+        }
+        nrm__short_book_out(slot, nbytes);
+    }
+    return NULL;
+}
+
+static inline bool
 nrm__short_keep_cell(struct nrm__magazines *magazines, struct nrm__slab *slab,
                      void *ptr)
 {
     struct nrm__magazine *magazine = &magazines->classes[slab->class_index];
-    magazine->cells[magazine->n++] = (struct nrm__cell){ptr, slab};
+    uint32_t n = magazine->n;
+    if (n >= magazine->capacity) {
+        return false;
+    }
+    magazines->cells[slab->class_index][n] = (struct nrm__cell){ptr, slab};
+    magazine->n = n + 1;
+    return true;
 }
 
 /* Claims what starts at an address for this thread to keep; its requested size, or 0: not
@@ -179,16 +237,19 @@ nrm__short_claim_cell(struct nrm__magazines *magazines, struct nrm__slab *slab,
                       void *ptr)
 {
     uint32_t cell = nrm__slab_cell_of(slab, (uintptr_t)ptr);
+    struct nrm__magazine *magazine = &magazines->classes[slab->class_index];
+    uint32_t n = magazine->n;
     bool starts_here = cell < slab->n_cells &&
                        (uintptr_t)ptr == slab->start + (size_t)cell * slab->cell_nbytes;
-    if (!starts_here || !nrm__short_has_room_for_cell(magazines, slab)) {
+    if (!starts_here || n >= magazine->capacity) {
         return 0;
     }
     bool alone = atomic_load_explicit(&nrm__cache_is_alone, memory_order_acquire);
     size_t nbytes = alone ? nrm__slab_claim_cell_alone(slab, cell)
                           : nrm__slab_claim_cell(slab, cell);
     if (nbytes != 0) {
-        nrm__short_keep_cell(magazines, slab, ptr);
+        magazines->cells[slab->class_index][n] = (struct nrm__cell){ptr, slab};
+        magazine->n = n + 1;
     }
     return nbytes;
 }
@@ -242,40 +303,40 @@ nrm__short_claim_block(struct nrm__slot *slot, struct nrm__live *block, void *pt
 }
 
 static inline size_t
-nrm__short_claim(struct nrm__slot *slot, void *ptr, const nrm_stream *stream)
+nrm__short_claim_start(struct nrm__slot *slot, const struct nrm__segment *segment,
+                       void *ptr, const nrm_stream *stream)
 {
-    struct nrm__segment *segment = nrm__block_map_peek((uintptr_t)ptr);
-    if (segment == NULL || segment->owner != slot->pool) {
-        return 0;
-    }
-    if (nrm__segment_is_slab(segment)) {
-        return nrm__short_claim_cell(slot->magazines, nrm__slab_of_segment(segment),
-                                     ptr);
-    }
     struct nrm__live *block =
         segment->extra != NULL ? nrm__starts_find(segment, (uintptr_t)ptr) : NULL;
     return block != NULL ? nrm__short_claim_block(slot, block, ptr, stream) : 0;
 }
 
-/* Gives a block back without a lock; false: not so. */
-__attribute__((always_inline)) static inline bool
-nrm__short_deallocate(nrm_resource *mr, void *ptr, const nrm_stream *stream)
+/* The segment of the slot's pool that an address lies in, inside; NULL: the long way has to
+   look. */
+static inline struct nrm__segment *
+nrm__short_find(const struct nrm__slot *slot, const void *ptr)
 {
-    struct nrm__cache *cache;
-    struct nrm__slot *slot = nrm__cache_enter_slot(mr, &cache);
-    if (slot == NULL) {
-        return false;
+    if (atomic_load_explicit(slot->forbidden, memory_order_acquire) ||
+        atomic_load_explicit(&nrm__map_n_overlay, memory_order_acquire) != 0) {
+        return NULL;
     }
-    size_t nbytes = 0;
-    if (nrm__short_is_open(slot) &&
-        atomic_load_explicit(&nrm__map_n_overlay, memory_order_acquire) == 0) {
-        nbytes = nrm__short_claim(slot, ptr, stream);
+    struct nrm__segment *segment = nrm__block_map_peek((uintptr_t)ptr);
+    return segment != NULL && segment->owner == slot->pool ? segment : NULL;
+}
+
+/* Takes what starts at an address of the segment back, inside; its requested size, or 0: not
+   so. */
+static inline size_t
+nrm__short_claim(struct nrm__slot *slot, const struct nrm__segment *segment, void *ptr,
+                 const nrm_stream *stream)
+{
+    if (slot->magazines == NULL) {
+        return 0;
     }
-    if (nbytes != 0) {
-        nrm__short_count(slot, nbytes, false);
-    }
-    nrm__cache_leave(cache);
-    return nbytes != 0;
+    return nrm__segment_is_slab(segment)
+               ? nrm__short_claim_cell(slot->magazines, nrm__slab_of_segment(segment),
+                                       ptr)
+               : nrm__short_claim_start(slot, segment, ptr, stream);
 }
 
 /* A claimed block of its own for this thread to keep; false: not so. */
@@ -312,12 +373,11 @@ nrm__short_keep_claimed(nrm_resource *pool, const struct nrm__block *block,
     else if (!(block->flags & NRM__BLOCK_IN_SLAB)) {
         kept = nrm__short_keep_block(slot, block, stream);
     }
-    else if (nrm__short_has_room_for_cell(slot->magazines, block->record)) {
-        nrm__short_keep_cell(slot->magazines, block->record, block->ptr);
-        kept = true;
+    else {
+        kept = nrm__short_keep_cell(slot->magazines, block->record, block->ptr);
     }
-    if (kept) {
-        nrm__shard_count_out(slot->own, block->nbytes);
+    if (kept && nrm__short_count(slot, block->nbytes, false)) {
+        nrm__short_raise(slot);
     }
     nrm__cache_leave(cache);
     return kept;

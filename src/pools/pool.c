@@ -309,7 +309,7 @@ pool_take_back(nrm_resource *mr, struct nrm__magazines *magazines)
     for (size_t i = 0; i < NRM__SLAB_N_CLASSES; i++) {
         struct nrm__magazine *magazine = &magazines->classes[i];
         if (magazine->n != 0) {
-            nrm__slabs_put(&pool->slabs, magazine->cells, magazine->n);
+            nrm__slabs_put(&pool->slabs, magazines->cells[i], magazine->n);
             magazine->n = 0;
         }
     }
