@@ -203,9 +203,11 @@ static void
 equip_slot(struct nrm__slot *slot, struct nrm__magazines *magazines)
 {
     slot->magazines = magazines;
-    slot->is_plain = magazines != NULL && slot->account == NULL;
-    slot->cell_limit =
-        slot->is_plain ? (uint32_t)nrm__min(slot->limit, magazines->cell_limit) : 0;
+    slot->block_limit = slot->cell_limit = 0;
+    if (magazines != NULL && slot->account == NULL) {
+        slot->block_limit = slot->limit;
+        slot->cell_limit = (uint32_t)nrm__min(slot->limit, magazines->cell_limit);
+    }
 }
 
 /* Whether requests of a slot are counted in a shard of another one. */
@@ -314,7 +316,8 @@ fill_slot_locked(struct nrm__slot *slot, nrm_resource *mr,
     slot->account = front->account;
     slot->front = shard;
     shard->behind = behind != NULL ? behind->front : NULL;
-    slot->least_alignment = mr->kind == NRM_KIND_HOST ? 0 : 1;
+    slot->least_alignment = nrm__kind_alignment(mr->kind) >
+                            nrm__kind_alignment(front->pool->kind);
     equip_slot(slot, behind != NULL ? behind->magazines : NULL);
     atomic_store(&front->pool->is_cached, true);
     atomic_store(&mr->is_cached, true);
@@ -662,7 +665,7 @@ forbid_driver_memory(struct nrm__cache *cache)
     for (size_t i = 0; i < NRM__CACHE_SLOTS; i++) {
         struct nrm__slot *slot = &cache->slots[i];
         if (slot->pool != NULL && slot->pool->kind != NRM_KIND_HOST) {
-            slot->limit = slot->stream_limit = 0;
+            slot->limit = slot->stream_limit = slot->block_limit = 0;
         }
     }
 }

@@ -87,10 +87,9 @@ struct nrm__slot {
     struct nrm__account *account;     /* that requests are booked in, or NULL */
     struct nrm__magazines *magazines; /* NULL: not yet, or any more */
     /* Of requests that are booked nowhere, while there are magazines; else 0: */
-    uint32_t cell_limit; /* up to so many bytes are cells */
-    uint32_t
-        least_alignment; /* of them: 1 where 0, the kind's, is more than a cell's */
-    bool is_plain;       /* the others are blocks, if `limit` lets them be */
+    size_t block_limit;       /* as `limit` */
+    uint32_t cell_limit;      /* those of no more bytes are cells */
+    uint32_t least_alignment; /* 1: the kind's, for which 0 stands, is too much */
 };
 
 struct nrm__cache {

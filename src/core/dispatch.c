@@ -152,8 +152,8 @@ take_short(nrm_resource *pool, const struct nrm__request *request,
     if (slot == NULL) {
         return false;
     }
-    if (nrm__short_allocate(pool, slot, request->nbytes, request->alignment,
-                            request->stream, out) != NULL) {
+    if (nrm__short_allocate(slot, request->nbytes, request->alignment, request->stream,
+                            out) != NULL) {
         leave(cache, slot, request->nbytes, true);
         return true;
     }
@@ -485,7 +485,7 @@ __attribute__((noinline)) static nrm_status
 allocate_rest(nrm_resource *mr, size_t nbytes, size_t alignment, void **out,
               struct nrm__cache *cache, struct nrm__slot *slot)
 {
-    void *ptr = nrm__short_allocate(mr, slot, nbytes, alignment, NULL, NULL);
+    void *ptr = nrm__short_allocate(slot, nbytes, alignment, NULL, NULL);
     if (ptr == NULL) {
         nrm__cache_leave(cache);
         return allocate_long(mr, nbytes, alignment, NULL, 0, out);
@@ -498,7 +498,9 @@ __attribute__((noinline)) static nrm_status
 allocate_block(nrm_resource *mr, size_t nbytes, size_t alignment, void **out,
                struct nrm__cache *cache, struct nrm__slot *slot)
 {
-    void *ptr = nrm__short_allocate_block(mr, slot, nbytes, alignment, NULL);
+    void *ptr = nrm__short_is_block(slot, nbytes, alignment, NULL)
+                    ? nrm__short_take_block(slot->magazines, nbytes, NULL, NULL)
+                    : NULL;
     if (ptr == NULL) {
         return allocate_rest(mr, nbytes, alignment, out, cache, slot);
     }
@@ -516,7 +518,7 @@ allocate_rest_on(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *
     if (slot == NULL) {
         return allocate_long(mr, nbytes, alignment, stream, 0, out);
     }
-    void *ptr = nrm__short_allocate(mr, slot, nbytes, alignment, stream, NULL);
+    void *ptr = nrm__short_allocate(slot, nbytes, alignment, stream, NULL);
     if (ptr == NULL) {
         nrm__cache_leave(cache);
         return allocate_long(mr, nbytes, alignment, stream, 0, out);
@@ -534,7 +536,9 @@ allocate_on(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *strea
     if (slot == NULL) {
         return allocate_long(mr, nbytes, alignment, stream, 0, out);
     }
-    void *ptr = nrm__short_allocate_block(mr, slot, nbytes, alignment, stream);
+    void *ptr = nrm__short_is_block(slot, nbytes, alignment, stream)
+                    ? nrm__short_take_block(slot->magazines, nbytes, stream, NULL)
+                    : NULL;
     if (ptr == NULL) {
         nrm__cache_leave(cache);
         return allocate_rest_on(mr, nbytes, alignment, stream, out);
@@ -578,7 +582,7 @@ allocate_short_zeroed(nrm_resource *mr, size_t nbytes, size_t alignment,
     if (slot == NULL) {
         return false;
     }
-    void *ptr = nrm__short_allocate(mr, slot, nbytes, alignment, stream, NULL);
+    void *ptr = nrm__short_allocate(slot, nbytes, alignment, stream, NULL);
     if (ptr == NULL) {
         nrm__cache_leave(cache);
         return false;
@@ -639,7 +643,7 @@ __attribute__((noinline)) static nrm_status
 deallocate_block(nrm_resource *mr, void *ptr, struct nrm__cache *cache,
                  struct nrm__slot *slot, const struct nrm__segment *segment)
 {
-    size_t nbytes = slot->is_plain && !nrm__segment_is_slab(segment)
+    size_t nbytes = slot->block_limit != 0 && !nrm__segment_is_slab(segment)
                         ? nrm__short_claim_start(slot, segment, ptr, NULL)
                         : 0;
     return nbytes != 0 ? count_and_leave(cache, slot, nbytes, false)
@@ -655,7 +659,8 @@ deallocate_on(nrm_resource *mr, void *ptr, nrm_stream *stream)
         return deallocate_long(mr, ptr, stream);
     }
     const struct nrm__segment *segment = nrm__short_find(slot, ptr);
-    bool is_block = segment != NULL && slot->is_plain && !nrm__segment_is_slab(segment);
+    bool is_block = segment != NULL && slot->account == NULL &&
+                    slot->magazines != NULL && !nrm__segment_is_slab(segment);
     size_t nbytes = is_block ? nrm__short_claim_start(slot, segment, ptr, stream) : 0;
     return nbytes != 0 ? count_and_leave(cache, slot, nbytes, false)
                        : deallocate_rest(mr, ptr, stream, cache, slot, segment);

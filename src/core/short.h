@@ -19,15 +19,6 @@ nrm__short_is_open(const struct nrm__slot *slot)
            !atomic_load_explicit(slot->forbidden, memory_order_acquire);
 }
 
-/* Whether a request is one of the most, for a cell that is booked nowhere. */
-static inline bool
-nrm__short_is_cell(const struct nrm__slot *slot, size_t nbytes, size_t alignment)
-{
-    return nbytes - 1 < slot->cell_limit && (alignment & (alignment - 1)) == 0 &&
-           alignment - slot->least_alignment <= NRM__SLAB_ALIGNMENT &&
-           !atomic_load_explicit(slot->forbidden, memory_order_acquire);
-}
-
 /* Makes a cell that this thread keeps live; NULL: it has none of that size. */
 static inline void *
 nrm__short_take_cell(struct nrm__magazines *magazines, size_t nbytes,
@@ -143,15 +134,21 @@ nrm__short_raise(const struct nrm__slot *slot)
     }
 }
 
-/* 0 is that of the kind, which may be more than that of the host pool behind a route. */
+/* A power of two, or 0: that of the kind. */
 static inline bool
-nrm__short_aligns(const nrm_resource *mr, const struct nrm__magazines *magazines,
-                  size_t alignment)
+nrm__short_aligns(const struct nrm__slot *slot, size_t alignment, size_t most)
 {
-    if (alignment == 0) {
-        alignment = mr->kind == NRM_KIND_HOST ? 64 : 256;
-    }
-    return alignment <= magazines->alignment;
+    return (alignment & (alignment - 1)) == 0 &&
+           alignment - slot->least_alignment <= most;
+}
+
+/* Whether a request is one of the most, for a cell that is booked nowhere. */
+static inline bool
+nrm__short_is_cell(const struct nrm__slot *slot, size_t nbytes, size_t alignment)
+{
+    return nbytes - 1 < slot->cell_limit &&
+           nrm__short_aligns(slot, alignment, NRM__SLAB_ALIGNMENT) &&
+           !atomic_load_explicit(slot->forbidden, memory_order_acquire);
 }
 
 /* In the account of a limit on the way; false: it does not fit, and the long way says so. */
@@ -183,29 +180,28 @@ nrm__short_take(struct nrm__magazines *magazines, size_t nbytes,
                : nrm__short_take_block(magazines, nbytes, stream, out);
 }
 
-/* A request that is booked nowhere, for no cell. */
-__attribute__((always_inline)) static inline void *
-nrm__short_allocate_block(nrm_resource *mr, const struct nrm__slot *slot, size_t nbytes,
-                          size_t alignment, const nrm_stream *stream)
+/* Whether it is one for a block that is booked nowhere. */
+__attribute__((always_inline)) static inline bool
+nrm__short_is_block(const struct nrm__slot *slot, size_t nbytes, size_t alignment,
+                    const nrm_stream *stream)
 {
-    size_t limit = stream == NULL ? slot->limit : slot->stream_limit;
-    bool is_block = slot->is_plain && nbytes <= limit &&
-                    nbytes > slot->magazines->cell_limit &&
-                    (alignment & (alignment - 1)) == 0 &&
-                    nrm__short_aligns(mr, slot->magazines, alignment) &&
-                    !atomic_load_explicit(slot->forbidden, memory_order_acquire);
-    return is_block ? nrm__short_take_block(slot->magazines, nbytes, stream, NULL)
-                    : NULL;
+    bool fits = stream == NULL
+                    ? nbytes <= slot->block_limit
+                    : slot->account == NULL && nbytes <= slot->stream_limit &&
+                          slot->magazines != NULL;
+    return fits && nbytes > slot->cell_limit &&
+           nrm__short_aligns(slot, alignment, slot->magazines->alignment) &&
+           !atomic_load_explicit(slot->forbidden, memory_order_acquire);
 }
 
 /* A block without a lock, a driver call or a wait, inside; NULL: not so. */
-__attribute__((always_inline)) static inline void *
-nrm__short_allocate(nrm_resource *mr, struct nrm__slot *slot, size_t nbytes,
-                    size_t alignment, const nrm_stream *stream, struct nrm__block *out)
+static inline void *
+nrm__short_allocate(struct nrm__slot *slot, size_t nbytes, size_t alignment,
+                    const nrm_stream *stream, struct nrm__block *out)
 {
     size_t limit = stream == NULL ? slot->limit : slot->stream_limit;
-    if (nbytes != 0 && (alignment & (alignment - 1)) == 0 && nbytes <= limit &&
-        nrm__short_is_open(slot) && nrm__short_aligns(mr, slot->magazines, alignment) &&
+    if (nbytes != 0 && nbytes <= limit && nrm__short_is_open(slot) &&
+        nrm__short_aligns(slot, alignment, slot->magazines->alignment) &&
         nrm__short_book(slot, nbytes)) {
         void *ptr = nrm__short_take(slot->magazines, nbytes, stream, out);
         if (ptr != NULL) {
