@@ -2,7 +2,8 @@
  * Allocation, deallocation and reallocation: what every resource has in common.
  *
  * The public calls validate, find the block and claim it, so that an address is given
- * back once and only to the resource it came through. The inner calls, which adaptors and
+ * back once and only to the resource it came through (those of them that threads can serve
+ * from what they keep begin in core/pair.c). The inner calls, which adaptors and
  * pools use for their upstreams, map and count. A block that is claimed belongs to the
  * caller alone until it is given back or unclaimed.
  */
@@ -15,6 +16,7 @@
 #include "base/error.h"
 #include "core/cache.h"
 #include "core/hooks.h"
+#include "core/pair.h"
 #include "core/short.h"
 #include "core/uses.h"
 #include "nrm/options.h"
@@ -23,9 +25,6 @@
 
 /* From this size on memory is zeroed detached from the interpreter. */
 #define ZERO_DETACHED_NBYTES NRM__MIB
-
-/* From this size on their owner decides how zeros come about. */
-#define ZERO_LONG_NBYTES (4 * NRM__MIB)
 
 #define REQUEST_MAX (SIZE_MAX / 2)
 
@@ -215,18 +214,12 @@ adopt(nrm_resource *mr, const struct nrm__request *request, struct nrm__block *b
     return status;
 }
 
-nrm_status
-nrm__allocate(nrm_resource *mr, const struct nrm__request *request,
-              struct nrm__block *out)
+/* The long way, from here on. */
+static nrm_status
+allocate_op(nrm_resource *mr, const struct nrm__request *request,
+            struct nrm__block *out)
 {
     struct nrm__block block = {0};
-    if (mr->ops->take_back != NULL && request->flags == 0 &&
-        take_short(mr, request, out)) {
-        return NRM_OK;
-    }
-    if (mr->ops->take_back != NULL) {
-        prepare_short(mr);
-    }
     bool owns = !is_adaptor(mr);
     bool retains = owns && !holds_itself(mr);
     if (retains) {
@@ -245,6 +238,19 @@ nrm__allocate(nrm_resource *mr, const struct nrm__request *request,
     count_allocation(mr, request->nbytes);
     *out = block;
     return NRM_OK;
+}
+
+nrm_status
+nrm__allocate(nrm_resource *mr, const struct nrm__request *request,
+              struct nrm__block *out)
+{
+    if (mr->ops->take_back != NULL) {
+        if (request->flags == 0 && take_short(mr, request, out)) {
+            return NRM_OK;
+        }
+        prepare_short(mr);
+    }
+    return allocate_op(mr, request, out);
 }
 
 /* Whether the entry of a claimed block lives on in the retired list. */
@@ -432,9 +438,9 @@ zero(const struct nrm__block *block)
     nrm__attach(token);
 }
 
-__attribute__((noinline)) static nrm_status
-allocate_long(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *stream,
-              unsigned flags, void **out)
+nrm_status
+nrm__allocate_long(nrm_resource *mr, size_t nbytes, size_t alignment,
+                   nrm_stream *stream, unsigned flags, void **out)
 {
     struct nrm__request request;
     struct nrm__block block;
@@ -446,11 +452,9 @@ allocate_long(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *str
         *out = NULL;
         return NRM_OK;
     }
-    if (mr->ops->take_back == NULL) {
-        prepare_short(mr); /* else below */
-    }
+    prepare_short(mr);
     request.flags = flags;
-    status = nrm__allocate(mr, &request, &block);
+    status = allocate_op(mr, &request, &block);
     if (status != NRM_OK) {
         return failed_request(status, mr, nbytes);
     }
@@ -461,153 +465,8 @@ allocate_long(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *str
     return NRM_OK;
 }
 
-__attribute__((noinline)) static nrm_status
-raise_and_leave(struct nrm__cache *cache, const struct nrm__slot *slot)
-{
-    nrm__short_raise(slot);
-    nrm__cache_leave(cache);
-    return NRM_OK;
-}
-
-__attribute__((always_inline)) static inline nrm_status
-count_and_leave(struct nrm__cache *cache, const struct nrm__slot *slot, size_t nbytes,
-                bool in)
-{
-    if (nrm__short_count(slot, nbytes, in)) {
-        return raise_and_leave(cache, slot);
-    }
-    nrm__cache_leave(cache);
-    return NRM_OK;
-}
-
-/* What is none of the usual cells and blocks; inside. */
-__attribute__((noinline)) static nrm_status
-allocate_rest(nrm_resource *mr, size_t nbytes, size_t alignment, void **out,
-              struct nrm__cache *cache, struct nrm__slot *slot)
-{
-    void *ptr = nrm__short_allocate(slot, nbytes, alignment, NULL, NULL);
-    if (ptr == NULL) {
-        nrm__cache_leave(cache);
-        return allocate_long(mr, nbytes, alignment, NULL, 0, out);
-    }
-    *out = ptr;
-    return count_and_leave(cache, slot, nbytes, true);
-}
-
-__attribute__((noinline)) static nrm_status
-allocate_block(nrm_resource *mr, size_t nbytes, size_t alignment, void **out,
-               struct nrm__cache *cache, struct nrm__slot *slot)
-{
-    void *ptr = nrm__short_is_block(slot, nbytes, alignment, NULL)
-                    ? nrm__short_take_block(slot->magazines, nbytes, NULL, NULL)
-                    : NULL;
-    if (ptr == NULL) {
-        return allocate_rest(mr, nbytes, alignment, out, cache, slot);
-    }
-    *out = ptr;
-    return count_and_leave(cache, slot, nbytes, true);
-}
-
-/* The same with a stream. */
-__attribute__((noinline)) static nrm_status
-allocate_rest_on(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *stream,
-                 void **out)
-{
-    struct nrm__cache *cache;
-    struct nrm__slot *slot = nrm__cache_enter_slot(mr, &cache);
-    if (slot == NULL) {
-        return allocate_long(mr, nbytes, alignment, stream, 0, out);
-    }
-    void *ptr = nrm__short_allocate(slot, nbytes, alignment, stream, NULL);
-    if (ptr == NULL) {
-        nrm__cache_leave(cache);
-        return allocate_long(mr, nbytes, alignment, stream, 0, out);
-    }
-    *out = ptr;
-    return count_and_leave(cache, slot, nbytes, true);
-}
-
-__attribute__((noinline)) static nrm_status
-allocate_on(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *stream,
-            void **out)
-{
-    struct nrm__cache *cache;
-    struct nrm__slot *slot = nrm__cache_enter_slot(mr, &cache);
-    if (slot == NULL) {
-        return allocate_long(mr, nbytes, alignment, stream, 0, out);
-    }
-    void *ptr = nrm__short_is_block(slot, nbytes, alignment, stream)
-                    ? nrm__short_take_block(slot->magazines, nbytes, stream, NULL)
-                    : NULL;
-    if (ptr == NULL) {
-        nrm__cache_leave(cache);
-        return allocate_rest_on(mr, nbytes, alignment, stream, out);
-    }
-    *out = ptr;
-    return count_and_leave(cache, slot, nbytes, true);
-}
-
-/* Small requests without a stream. All else ends the call with another function, so that
-   this one saves no registers. */
 nrm_status
-nrm_resource_allocate(nrm_resource *mr, size_t nbytes, size_t alignment,
-                      nrm_stream *stream, void **out)
-{
-    struct nrm__cache *cache;
-    if (stream != NULL) {
-        return allocate_on(mr, nbytes, alignment, stream, out);
-    }
-    struct nrm__slot *slot = nrm__cache_enter_slot(mr, &cache);
-    if (slot == NULL) {
-        return allocate_long(mr, nbytes, alignment, NULL, 0, out);
-    }
-    void *ptr = nrm__short_is_cell(slot, nbytes, alignment)
-                    ? nrm__short_take_cell(slot->magazines, nbytes, NULL)
-                    : NULL;
-    if (ptr == NULL) {
-        return allocate_block(mr, nbytes, alignment, out, cache, slot);
-    }
-    *out = ptr;
-    return count_and_leave(cache, slot, nbytes, true);
-}
-
-/* False: there is no short way for this one. */
-static bool
-allocate_short_zeroed(nrm_resource *mr, size_t nbytes, size_t alignment,
-                      nrm_stream *stream, void **out)
-{
-    struct nrm__cache *cache;
-    struct nrm__slot *slot =
-        nbytes < ZERO_LONG_NBYTES ? nrm__cache_enter_slot(mr, &cache) : NULL;
-    if (slot == NULL) {
-        return false;
-    }
-    void *ptr = nrm__short_allocate(slot, nbytes, alignment, stream, NULL);
-    if (ptr == NULL) {
-        nrm__cache_leave(cache);
-        return false;
-    }
-    leave(cache, slot, nbytes, true);
-    nrm__short_zero(ptr, nbytes);
-    *out = ptr;
-    return true;
-}
-
-nrm_status
-nrm_resource_allocate_zeroed(nrm_resource *mr, size_t nbytes, size_t alignment,
-                             nrm_stream *stream, void **out)
-{
-    if (!nrm_kind_is_host_accessible(mr->kind)) {
-        return nrm__error(NRM_NOT_SUPPORTED, "%s memory cannot be zeroed from the host",
-                          nrm_kind_name(mr->kind));
-    }
-    return allocate_short_zeroed(mr, nbytes, alignment, stream, out)
-               ? NRM_OK
-               : allocate_long(mr, nbytes, alignment, stream, NRM__REQUEST_ZEROED, out);
-}
-
-__attribute__((noinline)) static nrm_status
-deallocate_long(nrm_resource *mr, void *ptr, nrm_stream *stream)
+nrm__deallocate_long(nrm_resource *mr, void *ptr, nrm_stream *stream)
 {
     struct nrm__block block;
     prepare_short(mr);
@@ -622,77 +481,6 @@ deallocate_long(nrm_resource *mr, void *ptr, nrm_stream *stream)
     }
     nrm_resource_release(owner);
     return status;
-}
-
-/* As the functions of the same names above; the segment may be NULL. */
-__attribute__((noinline)) static nrm_status
-deallocate_rest(nrm_resource *mr, void *ptr, nrm_stream *stream,
-                struct nrm__cache *cache, struct nrm__slot *slot,
-                const struct nrm__segment *segment)
-{
-    size_t nbytes = segment != NULL ? nrm__short_claim(slot, segment, ptr, stream) : 0;
-    if (nbytes == 0) {
-        nrm__cache_leave(cache);
-        return deallocate_long(mr, ptr, stream);
-    }
-    nrm__short_book_out(slot, nbytes);
-    return count_and_leave(cache, slot, nbytes, false);
-}
-
-__attribute__((noinline)) static nrm_status
-deallocate_block(nrm_resource *mr, void *ptr, struct nrm__cache *cache,
-                 struct nrm__slot *slot, const struct nrm__segment *segment)
-{
-    size_t nbytes = slot->block_limit != 0 && !nrm__segment_is_slab(segment)
-                        ? nrm__short_claim_start(slot, segment, ptr, NULL)
-                        : 0;
-    return nbytes != 0 ? count_and_leave(cache, slot, nbytes, false)
-                       : deallocate_rest(mr, ptr, NULL, cache, slot, segment);
-}
-
-__attribute__((noinline)) static nrm_status
-deallocate_on(nrm_resource *mr, void *ptr, nrm_stream *stream)
-{
-    struct nrm__cache *cache;
-    struct nrm__slot *slot = nrm__cache_enter_slot(mr, &cache);
-    if (slot == NULL) {
-        return deallocate_long(mr, ptr, stream);
-    }
-    const struct nrm__segment *segment = nrm__short_find(slot, ptr);
-    bool is_block = segment != NULL && slot->account == NULL &&
-                    slot->magazines != NULL && !nrm__segment_is_slab(segment);
-    size_t nbytes = is_block ? nrm__short_claim_start(slot, segment, ptr, stream) : 0;
-    return nbytes != 0 ? count_and_leave(cache, slot, nbytes, false)
-                       : deallocate_rest(mr, ptr, stream, cache, slot, segment);
-}
-
-/* As nrm_resource_allocate. */
-nrm_status
-nrm_resource_deallocate(nrm_resource *mr, void *ptr, size_t nbytes, nrm_stream *stream)
-{
-    (void)nbytes; /* a hint: what NumPy passes is not always what it asked for */
-    struct nrm__cache *cache;
-    if (ptr == NULL) {
-        return NRM_OK;
-    }
-    if (stream != NULL) {
-        return deallocate_on(mr, ptr, stream);
-    }
-    struct nrm__slot *slot = nrm__cache_enter_slot(mr, &cache);
-    if (slot == NULL) {
-        return deallocate_long(mr, ptr, NULL);
-    }
-    const struct nrm__segment *segment = nrm__short_find(slot, ptr);
-    if (segment == NULL) {
-        nrm__cache_leave(cache);
-        return deallocate_long(mr, ptr, NULL);
-    }
-    bool is_cell = slot->cell_limit != 0 && nrm__segment_is_slab(segment);
-    size_t freed = is_cell ? nrm__short_claim_cell(slot->magazines,
-                                                   nrm__slab_of_segment(segment), ptr)
-                           : 0;
-    return freed != 0 ? count_and_leave(cache, slot, freed, false)
-                      : deallocate_block(mr, ptr, cache, slot, segment);
 }
 
 /* A new block, a copy, and the old one back: the old one stays whole on failure. */

@@ -1,7 +1,7 @@
 /*
  * The short way of a request: from the resource that was asked straight to the cells and blocks
  * that this thread keeps (core/cache.h), without a lock, a driver call or a wait. Whatever
- * does not fit goes the long way, in core/dispatch.c, the only one that includes this.
+ * does not fit goes the long way, in core/dispatch.c. That and core/pair.c include this.
  */
 #ifndef NRM_CORE_SHORT_H
 #define NRM_CORE_SHORT_H

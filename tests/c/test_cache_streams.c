@@ -311,6 +311,28 @@ TEST(another_stream_waits_for_what_a_thread_kept)
     stop();
 }
 
+/* Of another stream, and of another size: it need not fit to be a part of what does. */
+TEST(what_a_thread_keeps_is_looked_at_before_the_pool_grows)
+{
+    start(0);
+    nrm_stream *a = new_stream(), *b = new_stream();
+    know(a);
+    void *ptrs[] = {take(BLOCK, a), take(BLOCK, a)};
+    int64_t nbytes = reserved_nbytes(pool);
+    void *rest = take((size_t)nbytes - 2 * BLOCK, a);
+    give(ptrs[0], a);
+    give(ptrs[1], a);
+    CHECK_EQ(n_kept(pool), 2u);
+    void *ptr = take(2 * BLOCK, b);
+    CHECK_EQ(reserved_nbytes(pool), nbytes);
+    CHECK_EQ(n_kept(pool), 0u);
+    give(ptr, b);
+    give(rest, a);
+    nrm_stream_release(a);
+    nrm_stream_release(b);
+    stop();
+}
+
 /* What a thread does with a stream. */
 struct part {
     nrm_stream *stream, *aside;
