@@ -1,7 +1,8 @@
 /*
  * What each thread keeps for itself: free cells and blocks of the pools that it uses, so
  * that most allocations take no lock, and its share of the counters, so that none is
- * shared by all threads.
+ * shared by all threads. Of a pool in stream order it keeps each block for the stream that
+ * freed it, without a tag until it lets go of it (core/order.h).
  *
  * A cache belongs to one thread. Its owner works on it between nrm__cache_enter and
  * nrm__cache_leave (core/short.h), which cost no fence: whoever else wants something of it (to drain it,
