@@ -27,7 +27,7 @@ MESON = [sys.executable, "-m", "mesonbuild.mesonmain"]
 N_PAIRS = 2000
 
 # Instructions of a pair, at most: what gcc 12 needs on x86-64, and three in a hundred.
-# Those of a bare handle are the simulated driver's for the most part, and a few of malloc's.
+# Those of a bare handle are the simulated driver's for the most part.
 CEILINGS = {
     "pool_64_B": 240,
     "pool_4_KiB": 245,
