@@ -10,6 +10,7 @@
 
 #include "core/account.h"
 #include "core/cache.h"
+#include "core/capture.h"
 #include "core/order_slots.h"
 
 static inline bool
@@ -61,7 +62,7 @@ nrm__short_key(const struct nrm__magazines *magazines, const nrm_stream *stream,
     uint64_t thread = nrm__thread_state_now()->id;
     if (magazines->is_ordered) {
         *out = nrm__order_key_of(stream, magazines->device, thread);
-        return *out != 0;
+        return *out != 0 && !nrm__stream_may_capture(stream);
     }
     return stream->thread == 0 || stream->thread == thread;
 }

@@ -291,6 +291,29 @@ TEST(what_is_kept_for_a_bare_handle_is_nothing)
     stop();
 }
 
+/* The graph may use what is freed meanwhile for as long as it lives. */
+TEST(nothing_is_kept_or_handed_out_while_a_capture_is_announced)
+{
+    start(0);
+    nrm_stream *a = new_stream();
+    know(a);
+    void *ptr = take(BLOCK, a), *other = take(BLOCK, a);
+    give(ptr, a);
+    CHECK_EQ(n_kept(pool), 1u);
+    nrm_capture_begin();
+    give(other, a);
+    CHECK_EQ(n_kept(pool), 1u);
+    other = take(BLOCK, a);
+    CHECK(other != ptr);
+    CHECK_EQ(n_kept(pool), 1u);
+    nrm_capture_end();
+    CHECK(take(BLOCK, a) == ptr);
+    give(ptr, a);
+    give(other, a);
+    nrm_stream_release(a);
+    stop();
+}
+
 /* ---- others ---- */
 
 TEST(another_stream_waits_for_what_a_thread_kept)
@@ -449,7 +472,8 @@ TEST(more_streams_than_sets_leave_room_for_the_next)
 {
     enum { N = 200 };
     start(0);
-    give(take(512 * NRM__MIB, NULL), NULL); /* or a pool that grows would make the room */
+    give(take(512 * NRM__MIB, NULL),
+         NULL); /* or a pool that grows would make the room */
     for (int i = 0; i < N; i++) {
         nrm_stream *stream = new_stream();
         for (int k = 0; k < 3; k++) {
