@@ -38,10 +38,10 @@ CEILINGS = {
     "route_64_KiB": 364,
     "adaptors_64_B": 383,
     "adaptors_64_KiB": 461,
-    "device_64_KiB": 400,
-    "device_default_64_KiB": 392,
+    "device_64_KiB": 416,
+    "device_default_64_KiB": 396,
     "pinned_64_KiB": 333,
-    "handle_64_KiB": 9000,
+    "handle_64_KiB": 10200,
 }
 
 

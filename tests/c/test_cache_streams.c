@@ -762,6 +762,33 @@ TEST(a_pool_under_adaptors_keeps_blocks_of_streams_too)
     stop();
 }
 
+/* A thread has no room for all of them: some displace others. */
+TEST(a_way_over_more_adaptors_than_slots_counts_right)
+{
+    enum { N = 30, N_PAIRS = 50 };
+    nrm_resource *chain[N + 1], *source = host_source();
+    chain[0] = pool_over(source, 0);
+    for (int i = 0; i < N; i++) {
+        CHECK_OK(nrm_statistics_create(chain[i], &chain[i + 1]));
+    }
+    for (int k = 0; k < N_PAIRS; k++) {
+        for (int i = N; i > 0; i -= 7) {
+            void *ptr = allocate(chain[i], 1000);
+            CHECK_OK(nrm_resource_deallocate(chain[i], ptr, 0, NULL));
+        }
+    }
+    for (int i = 0; i <= N; i++) {
+        nrm_statistics statistics = {0};
+        CHECK_OK(nrm_resource_statistics(chain[i], &statistics));
+        CHECK_EQ(statistics.current_count, 0);
+        CHECK_EQ(statistics.total_count,
+                 (N - nrm__max((size_t)i, 2)) / 7 * N_PAIRS + N_PAIRS);
+    }
+    for (int i = N; i >= 0; i--) {
+        nrm_resource_release(chain[i]);
+    }
+}
+
 /* ---- immediate reuse ---- */
 
 static const struct kind_case {
