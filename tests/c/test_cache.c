@@ -33,6 +33,10 @@ static void
 check_gone(struct pooled *pooled)
 {
     (void)nrm__retired_drain(0);
+    for (int i = 0; i < 1000 && live_nbytes(pooled->source) != 0; i++) {
+        nrm__sleep_ns(1000000); /* the background thread may be looking at it */
+        (void)nrm__retired_drain(0);
+    }
     CHECK_EQ(live_nbytes(pooled->source), 0);
     nrm_resource_release(pooled->source);
 }
