@@ -3,8 +3,8 @@
  * which only what is watched anew wakes it, not what is retired besides; otherwise it sleeps
  * until what is watched is due, or until it is woken. A forked child
  * has no such thread; it starts one of its own when it has something to do. What the
- * thread was giving back at the moment of the fork stays mapped in the child, and keeps
- * its resource.
+ * thread was giving back at the moment of the fork stays mapped in the child. The resource
+ * that it was looking at is let go of by whoever drains what is retired next.
  */
 #include "core/background.h"
 
@@ -39,6 +39,11 @@ static atomic_uint_least64_t n_turns;
 
 static struct nrm__lock watched_lock = NRM__LOCK_INIT(NRM__RANK_LEAF);
 static struct nrm__link watched_list = {&watched_list, &watched_list};
+
+/* Under watched_lock: the resource that the thread looks at, which it holds; and in a child
+   the one that its parent's thread held. */
+static nrm_resource *looked_at, *orphan;
+static atomic_bool has_orphan;
 
 static void wake(int lightest);
 
@@ -106,6 +111,7 @@ take_due(uint64_t now_ns)
         if (watched->due_ns <= now_ns) {
             nrm__list_remove(link);
             due = nrm__resource_try_retain(watched->mr) ? watched : NULL;
+            looked_at = due != NULL ? due->mr : NULL;
         }
     }
     nrm__lock_release(&watched_lock);
@@ -123,7 +129,19 @@ look_at_watched(void)
         if (due_ns != 0) {
             insert(watched, nrm__max(due_ns, now_ns + WATCH_PAUSE_NS));
         }
+        nrm__lock_acquire(&watched_lock);
+        looked_at = NULL;
+        nrm__lock_release(&watched_lock);
         nrm_resource_release(mr); /* which may be its end */
+    }
+}
+
+void
+nrm__background_drop_orphan(void)
+{
+    if (atomic_load_explicit(&has_orphan, memory_order_relaxed) &&
+        atomic_exchange(&has_orphan, false)) {
+        nrm_resource_release(orphan);
     }
 }
 
@@ -293,6 +311,12 @@ fork_child(void)
     atomic_store(&working, false);
     while (!nrm__list_is_empty(&watched_list)) {
         nrm__list_remove(watched_list.next);
+    }
+    /* A child that forks again before it has dropped one keeps that. */
+    if (looked_at != NULL) {
+        orphan = looked_at;
+        looked_at = NULL;
+        atomic_store(&has_orphan, true);
     }
 }
 

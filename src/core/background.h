@@ -38,6 +38,10 @@ void nrm__background_watch(struct nrm__watched *watched);
 /* The resource dies. */
 void nrm__background_forget(struct nrm__watched *watched);
 
+/* Lets go of the resource that the parent's thread was looking at when this process was
+   forked. One load when there is none. No lock is held. */
+void nrm__background_drop_orphan(void);
+
 /* Something was retired. Cheap; called from an array's deallocation. */
 void nrm__background_wake(void);
 

@@ -143,6 +143,7 @@ size_t
 nrm__retired_drain(uint64_t limit_ns)
 {
     struct nrm__link ready;
+    nrm__background_drop_orphan();
     nrm__captures_reap();
     if (nrm__is_exiting() || nrm__retired_is_empty()) {
         return 0;

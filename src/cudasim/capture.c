@@ -362,9 +362,8 @@ cuStreamGetCaptureInfo_v3(nrm_CUstream stream, nrm_CUstreamCaptureStatus *status
     struct sim_queue *queue;
     nrm_CUresult result = sim_stream_find(&call, stream, &queue);
     /* Which operations a stream goes on from is not modelled. */
-    if (result == NRM_CUDA_SUCCESS &&
-        (status == NULL || dependencies != NULL || edges != NULL ||
-         n_dependencies != NULL)) {
+    if (result == NRM_CUDA_SUCCESS && (status == NULL || dependencies != NULL ||
+                                       edges != NULL || n_dependencies != NULL)) {
         result = NRM_CUDA_ERROR_INVALID_VALUE;
     }
     if (result == NRM_CUDA_SUCCESS && is_implicit(queue, false)) {

@@ -28,16 +28,22 @@ make_pool(size_t maximum_nbytes)
     return pooled;
 }
 
-/* The pool is gone, or goes now, with every byte that it had. */
+/* Of a pool that is gone, or goes now: 0, a moment later where the background thread is
+   looking at it. */
+static int64_t
+left_nbytes(nrm_resource *source)
+{
+    for (int i = 0; i < 1000 && live_nbytes(source) != 0; i++) {
+        (void)nrm__retired_drain(0);
+        nrm__sleep_ns(1000000);
+    }
+    return live_nbytes(source);
+}
+
 static void
 check_gone(struct pooled *pooled)
 {
-    (void)nrm__retired_drain(0);
-    for (int i = 0; i < 1000 && live_nbytes(pooled->source) != 0; i++) {
-        nrm__sleep_ns(1000000); /* the background thread may be looking at it */
-        (void)nrm__retired_drain(0);
-    }
-    CHECK_EQ(live_nbytes(pooled->source), 0);
+    CHECK_EQ(left_nbytes(pooled->source), 0);
     nrm_resource_release(pooled->source);
 }
 
@@ -345,8 +351,7 @@ free_in_child(void)
 {
     struct worker worker;
     free_left(&left_in_fork);
-    (void)nrm__retired_drain(0);
-    CHECK_EQ(live_nbytes(in_fork.source), 0);
+    CHECK_EQ(left_nbytes(in_fork.source), 0);
     struct pooled other = make_pool(0);
     if (CHILD_HAS_THREADS) {
         worker_start(&worker);
