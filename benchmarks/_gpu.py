@@ -55,9 +55,15 @@ class Machine:
             self.driver = Driver(None)
             self.library = ctypes.CDLL("libcuda.so.1")
         self.driver.activate()
+        self.own: dict[int, Any] = {}  # streams that numpy_rmm has made, by handle
 
     def streams(self, n: int) -> list[int]:
-        return [_number(self.driver.create_stream()) for _ in range(n)]
+        """New ones, which do not block: each library has its object of the handle."""
+        from numpy_rmm import Stream
+
+        made = [Stream(flags=1) for _ in range(n)]
+        self.own |= {stream.handle: stream for stream in made}
+        return [stream.handle for stream in made]
 
     def synchronize(self) -> None:
         self.driver.check(self.driver.cuCtxSynchronize())
@@ -137,7 +143,6 @@ class Kernel:
 
 def _of_resource(mr: Any, **options: Any) -> Way:
     """Of one of our pools; a token is the address and the size."""
-    import numpy_rmm
 
     def allocate(nbytes: int, stream: Any) -> tuple[int, int]:
         if stream is None:
@@ -156,7 +161,7 @@ def _of_resource(mr: Any, **options: Any) -> Way:
         address=lambda token: token[0],
         give_back=lambda: mr.trim(0),
         reserved=lambda: mr.statistics().reserved_bytes,
-        **{"stream": numpy_rmm.Stream, **options},
+        **options,
     )
 
 
@@ -167,7 +172,8 @@ def _without_stream(handle: int) -> None:
 def ours_device(machine: Machine, initial: int) -> Way:
     from numpy_rmm import mr
 
-    return _of_resource(mr.PoolMemoryResource(mr.CudaMemoryResource()))
+    pool = mr.PoolMemoryResource(mr.CudaMemoryResource())
+    return _of_resource(pool, stream=machine.own.__getitem__)
 
 
 def ours_pinned(machine: Machine, initial: int, reuse: str | None = None) -> Way:
@@ -183,7 +189,8 @@ def ours_with_adaptors(machine: Machine, initial: int) -> Way:
 
     pool = mr.PoolMemoryResource(mr.CudaMemoryResource())
     limited = mr.LimitingResourceAdaptor(pool, 64 * GIB)  # type: ignore[attr-defined]
-    return _of_resource(mr.StatisticsResourceAdaptor(limited))  # type: ignore[attr-defined]
+    counted = mr.StatisticsResourceAdaptor(limited)  # type: ignore[attr-defined]
+    return _of_resource(counted, stream=machine.own.__getitem__)
 
 
 def driver_device(machine: Machine, initial: int) -> Way:

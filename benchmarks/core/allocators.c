@@ -18,8 +18,6 @@
 
 /* ---- the driver's pool ---- */
 
-#define NON_BLOCKING 1
-
 static void *
 driver_allocate(struct allocator *self, size_t nbytes, size_t stream)
 {
@@ -190,7 +188,8 @@ static void
 open_streams(struct allocator *self)
 {
     bool is_legacy = parameter("legacy", 0) != 0;
-    unsigned flags = parameter("blocking", 0) != 0 ? 0 : NON_BLOCKING;
+    unsigned flags = parameter("blocking", 0) != 0 ? NRM_STREAM_BLOCKING
+                                                   : NRM_STREAM_NON_BLOCKING;
     self->n_streams = is_legacy ? 1 : parameter("streams", 0);
     if (self->n_streams == 0) {
         return;
@@ -200,14 +199,14 @@ open_streams(struct allocator *self)
     }
     driver_open();
     for (size_t i = 0; i < self->n_streams; i++) {
-        if (!is_legacy) {
-            driver_expect(driver.create_stream(&self->handles[i], flags),
-                          "cuStreamCreate");
-        }
-        if (nrm_stream_wrap((uintptr_t)self->handles[i], NULL, NULL,
-                            &self->streams[i]) != NRM_OK) {
+        nrm_status status = is_legacy
+                                ? nrm_stream_wrap(0, NULL, NULL, &self->streams[i])
+                                : nrm_stream_create(-1, flags, &self->streams[i]);
+        if (status != NRM_OK) {
             fail("stream: %s", nrm_last_error()->message);
         }
+        // NOLINTNEXTLINE: a handle of the driver
+        self->handles[i] = (void *)nrm_stream_handle(self->streams[i]);
     }
 }
 

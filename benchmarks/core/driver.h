@@ -12,7 +12,6 @@
     X(init, "cuInit", (unsigned flags))                                                \
     X(retain, "cuDevicePrimaryCtxRetain", (void **context, int device))                \
     X(set_current, "cuCtxSetCurrent", (void *context))                                 \
-    X(create_stream, "cuStreamCreate", (void **stream, unsigned flags))                \
     X(synchronize, "cuCtxSynchronize", (void))                                         \
     X(fill_async, "cuMemsetD8Async",                                                   \
       (unsigned long long ptr, unsigned char value, size_t n, void *stream))
