@@ -5,14 +5,14 @@
  * A segment that is free as a whole goes as a whole. In one that is used in part the free
  * blocks stay, and lose their pages where they have a huge page or more that was written to:
  * whole huge pages are dropped, so that none is split, and what is left of the block at
- * either end is zeroed. Not where the upstream promised that pages are present. Then all of it reads as zero, which an allocation of zeros may use,
- * and there is nothing to drop any more. What the pool has from the beginning stays as it
- * is.
+ * either end is zeroed. Then all of it reads as zero, which an allocation of zeros may use,
+ * and there is nothing to drop any more. Not where the upstream promised that pages are
+ * present. What the pool has from the beginning stays as it is.
  *
  * The program pays nothing for the time: a block that becomes free loses the mark that this
- * thread sets when it first sees it so. So it goes after once to twice decay_ns. After the
- * first look there is always another, so that a program which takes and frees a segment again
- * and again wakes nobody each time.
+ * thread sets when it first sees it so. So it goes after once to twice decay_ns. After a look
+ * at a pool that is in use there is always another, so that a program which takes and frees a
+ * segment again and again wakes nobody each time, and what its threads keep at its end is found.
  *
  * While its pages are dropped a block is claimed, since no lock is held then. Who finds no
  * memory meanwhile waits for it, instead of making the pool grow, or failing.
@@ -267,8 +267,9 @@ end_drain(struct nrm__pool *pool)
 }
 
 /* What threads keep holds whole segments back; when nobody has asked the pool for anything
-   since the last look, nobody will miss it. */
-static void
+   since the last look, nobody will miss it. False: somebody has, so there must be another
+   look: what they free goes to the threads, and has nobody watch the pool. */
+static bool
 drain_when_idle(struct nrm__pool *pool, bool is_first)
 {
     nrm_statistics statistics = {0};
@@ -282,6 +283,7 @@ drain_when_idle(struct nrm__pool *pool, bool is_first)
         nrm__slabs_trim(&pool->slabs, 0, &nbytes);
         end_drain(pool);
     }
+    return is_idle;
 }
 
 /* From now on whoever frees memory has the pool watched anew, unless this look finds that it
@@ -310,7 +312,7 @@ nrm__pool_decay(nrm_resource *mr, uint64_t now_ns, bool is_first)
     struct nrm__pool *pool = (struct nrm__pool *)mr;
     struct nrm__segment *segment;
     uint64_t due_ns;
-    drain_when_idle(pool, is_first);
+    bool is_idle = drain_when_idle(pool, is_first);
     begin_look(pool, is_first);
     do {
         nrm__lock_acquire(&pool->lock);
@@ -323,7 +325,7 @@ nrm__pool_decay(nrm_resource *mr, uint64_t now_ns, bool is_first)
     for (unsigned node = 0; node < pool->n_nodes; node++) {
         give_pages_back(pool, &pool->bins[node], now_ns, &due_ns);
     }
-    if (is_first && due_ns == 0) {
+    if (!is_idle && due_ns == 0) {
         due_ns = now_ns + pool->decay_ns;
     }
     return end_look(pool, due_ns, is_first);

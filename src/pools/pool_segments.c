@@ -629,10 +629,10 @@ grow_mapped(struct nrm__pool *pool, size_t needed)
     return status;
 }
 
-/* Grows so that a block of `nbytes` fits. Segments that were made for one large block and
-   are free now go back first: what they held does not fit, and would only pile up. */
-nrm_status
-nrm__pool_grow(struct nrm__pool *pool, size_t nbytes, size_t alignment)
+/* Segments that were made for one large block and are free now go back first: what they
+   held does not fit, and would only pile up. */
+static nrm_status
+grow(struct nrm__pool *pool, size_t nbytes, size_t alignment)
 {
     size_t needed = nbytes;
     size_t have = segment_alignment(pool);
@@ -649,6 +649,32 @@ nrm__pool_grow(struct nrm__pool *pool, size_t nbytes, size_t alignment)
     status = nrm__pool_grow_by(pool, rounded);
     if (status == NRM_OUT_OF_MEMORY && exact < rounded) {
         status = nrm__pool_grow_by(pool, exact);
+    }
+    return status;
+}
+
+/* Of more than stays for good somebody looks whether it lies idle: the threads may keep
+   all of it when it is freed, and then no free comes here. */
+static void
+watch_growth(struct nrm__pool *pool)
+{
+    nrm__lock_acquire(&pool->lock);
+    bool begins = pool->decay_ns != 0 && !pool->is_watched &&
+                  pool->reserved_nbytes > pool->kept_nbytes;
+    pool->is_watched |= begins;
+    nrm__lock_release(&pool->lock);
+    if (begins) {
+        nrm__background_watch(&pool->watched);
+    }
+}
+
+/* Grows so that a block of `nbytes` fits. */
+nrm_status
+nrm__pool_grow(struct nrm__pool *pool, size_t nbytes, size_t alignment)
+{
+    nrm_status status = grow(pool, nbytes, alignment);
+    if (status == NRM_OK) {
+        watch_growth(pool);
     }
     return status;
 }

@@ -442,6 +442,24 @@ TEST(what_idle_threads_keep_holds_no_segment_back)
     nrm_resource_release(shared);
 }
 
+/* All frees go to what the thread keeps, during and after the looks at the pool. */
+TEST(what_a_thread_keeps_of_a_busy_time_goes_back)
+{
+    nrm_resource *mr = pool_with_decay("50 ms");
+    void *first = allocate(mr, NRM__MIB); /* in the first segment, which stays */
+    for (int i = 0; i < 60; i++) {
+        void *ptr = allocate(mr, 20 * NRM__MIB);
+        nrm__sleep_ns(2500000);
+        CHECK_OK(nrm_resource_deallocate(mr, ptr, 0, NULL));
+        nrm__sleep_ns(2500000);
+    }
+    CHECK_GT(reserved_nbytes(mr), FIRST_NBYTES);
+    decays_to(mr, FIRST_NBYTES);
+    CHECK_OK(nrm_resource_deallocate(mr, first, 0, NULL));
+    expect_sleep();
+    nrm_resource_release(mr);
+}
+
 /* ---- fork ---- */
 
 static void
