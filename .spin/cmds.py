@@ -34,7 +34,7 @@ def python(*arguments: str | Path, **environ: str) -> None:
 @click.argument("arguments", nargs=-1)
 def test(arguments: tuple[str, ...]) -> None:
     """Run every test, C tests included; ARGUMENTS go to pytest."""
-    run("pytest", *arguments)
+    run("pytest", "-n", "auto", *arguments)
 
 
 @click.command()
@@ -87,7 +87,8 @@ def valgrind(arguments: tuple[str, ...]) -> None:
 
 
 def sanitize(names: str, arguments: tuple[str, ...]) -> None:
-    run("pytest", "tests/test_c.py", *arguments, NUMPY_RMM_TEST_SANITIZE=names)
+    words = ["pytest", "-n", "auto", "tests/test_c.py", *arguments]
+    run(*words, NUMPY_RMM_TEST_SANITIZE=names)
 
 
 @click.command(context_settings=PASSED_ON)
