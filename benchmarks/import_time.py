@@ -45,7 +45,6 @@ def worker(directory: str) -> dict[str, Any]:
         "CPU": cpu * 1e3,
         "modules": sorted(set(sys.modules) - modules),
         "libraries": sorted(after["libraries"] - before["libraries"]),
-        "file": numpy_rmm.__file__,
         **{
             name: after[name] - before[name]
             for name in ("threads", "resident", "virtual")
@@ -120,7 +119,8 @@ def run() -> Report:
         report.rows.append([label, statistics.median(values), min(values), max(values)])
     report.notes += lines
     report.details = {
-        name: results[-1][name] for name in ("modules", "libraries", "file")
+        "modules": results[-1]["modules"],
+        "libraries": [Path(path).name for path in results[-1]["libraries"]],
     }
     return report
 
