@@ -18,7 +18,7 @@
  *
  * Ordinary pages know whether they are zero: a large request for zeros takes pages that
  * nobody used, drops those of a used block, or leaves them to be filled, by what the
- * program did with the zeros it got before. A block that grows and has a segment of its
+ * program did with the zeros it got before (pool_zeros.c). A block that grows and has a segment of its
  * own moves by its pages.
  *
  * One lock guards all of it. It is never held while the upstream, the driver or the
@@ -45,11 +45,9 @@
 #include "pools/pool_vmm.h"
 #include "pools/upstream.h"
 
-#define IDLE_FRACTION 16        /* of the memory that may lie idle in a host pool */
-#define GROWING_NBYTES NRM__MIB /* from here on a growing block has pages of its own */
+#define IDLE_FRACTION 16 /* of the memory that may lie idle in a host pool */
 #define HOST_GRANULE NRM__KIB
-#define MAX_NODES 64u                   /* NUMA nodes that have bins of their own */
-#define LAZY_ZERO_NBYTES (4 * NRM__MIB) /* from here on zeros are not written at once */
+#define MAX_NODES 64u /* NUMA nodes that have bins of their own */
 
 static const struct nrm__ops pool_ops;
 
@@ -58,35 +56,6 @@ pool_from(nrm_resource *mr)
 {
     NRM_ASSERT(mr->ops == &pool_ops);
     return (struct nrm__pool *)mr;
-}
-
-/* ---- zeros ---- */
-
-static bool
-is_lazy(const struct nrm__pool *pool, const struct nrm__request *request)
-{
-    return pool->is_plain && (request->flags & NRM__REQUEST_ZEROED) &&
-           request->nbytes >= LAZY_ZERO_NBYTES;
-}
-
-/* Drops the whole pages of a used block and zeroes the rest, unless the program has lately
-   written to what it got as zeros: then writing zeros to pages that are there costs less
-   than new pages. Whether it reads as zero now. */
-static bool
-drop_pages(struct nrm__pool *pool, void *ptr, size_t nbytes)
-{
-    if (atomic_load_explicit(&pool->fills_zeros, memory_order_relaxed)) {
-        return false;
-    }
-    char *end = (char *)ptr + nbytes;
-    char *first = (char *)nrm__align_up((uintptr_t)ptr, nrm__page_size());
-    char *last = (char *)nrm__align_down((uintptr_t)end, nrm__page_size());
-    if (nrm__discard(first, (size_t)(last - first)) != 0) {
-        return false;
-    }
-    memset(ptr, 0, (size_t)(first - (char *)ptr));
-    memset(last, 0, (size_t)(end - last));
-    return true;
 }
 
 /* ---- allocation ---- */
@@ -148,25 +117,6 @@ prepare(struct nrm__pool *pool)
     return nrm__pool_check_usable(&pool->base);
 }
 
-/* A block that has grown so large that it should grow by moving pages next time. */
-static nrm_status
-find_own_pages(struct nrm__pool *pool, const struct nrm__request *request,
-               struct nrm__pool_block **out)
-{
-    size_t nbytes = nrm__pool_block_nbytes(pool, request);
-    bool wanted = pool->is_plain && (request->flags & NRM__REQUEST_GROWING) &&
-                  request->nbytes >= GROWING_NBYTES;
-    *out = NULL;
-    if (!wanted || nbytes <= pool->segment_nbytes) {
-        return nrm__pool_find_memory(pool, request, out);
-    }
-    nrm_status status = nrm__pool_grow_by(pool, nrm__align_up(nbytes, NRM__MAP_PAGE));
-    /* Where there is no room for such pages, any memory will do. */
-    return status == NRM_OK || status == NRM_OUT_OF_MEMORY
-               ? nrm__pool_find_memory(pool, request, out)
-               : status;
-}
-
 /* Whether it belongs to a graph: then no thread may keep it when it is freed. */
 static bool
 is_captured(const struct nrm__pool *pool, struct nrm__pool_block *block)
@@ -181,7 +131,7 @@ allocate_block(struct nrm__pool *pool, const struct nrm__request *request,
 {
     struct nrm__pool_block *block;
     NRM_TRY(prepare(pool));
-    NRM_TRY(find_own_pages(pool, request, &block));
+    NRM_TRY(nrm__pool_find_memory(pool, request, &block));
     nrm_status status = NRM_OK;
     if (!nrm__segment_is_current(block->live.segment)) {
         status = nrm__segment_renew(block->live.segment);
@@ -191,12 +141,9 @@ allocate_block(struct nrm__pool *pool, const struct nrm__request *request,
         return status;
     }
     uintptr_t address = address_in(pool, block, request);
-    bool is_zero = block->is_zero;
-    if (!is_zero && is_lazy(pool, request)) {
-        is_zero = drop_pages(pool, (void *)address, request->nbytes);
-    }
-    atomic_store_explicit(&block->live.goes_long,
-                          is_lazy(pool, request) || is_captured(pool, block),
+    bool is_lazy = nrm__pool_is_lazy_zero(pool, request);
+    bool is_zero = is_lazy ? nrm__pool_make_zero(pool, block) : block->is_zero;
+    atomic_store_explicit(&block->live.goes_long, is_lazy || is_captured(pool, block),
                           memory_order_relaxed);
     set_taken(block, address, request->nbytes, state);
     fill(block, address, out);

@@ -37,7 +37,8 @@ struct nrm__pool_block {
     struct nrm__pool_block *previous, *next; /* neighbours in the segment, or NULL */
     uint64_t stamp;                          /* of a parked one */
     uint64_t seen_ns; /* of a free one: when it was first seen to be; 0: not yet */
-    bool is_zero;     /* of a free one: never used since the upstream zeroed it */
+    bool is_zero;     /* of a free one: not used since it was zeroed, without pages */
+    bool is_written;  /* of a live one that was asked for as zeros: they were written */
 };
 
 /* Of a device pool: behind whose work a free block may be used. */
@@ -125,8 +126,8 @@ struct nrm__pool {
     unsigned n_nodes; /* NUMA nodes that have bins of their own; 1: no matter */
 
     bool is_plain; /* its memory is ordinary pages: they may be dropped or moved */
-    atomic_bool fills_zeros; /* the program writes to what it gets as zeros */
-    atomic_uint colour;      /* of the next segment for one large block */
+    atomic_uchar zero_habits[64]; /* of each power of two of sizes: see pool_zeros.c */
+    atomic_uint colour;           /* of the next segment for one large block */
     uint64_t decay_ns;       /* after so long free segments go back; 0: they do not */
     size_t kept_nbytes;      /* and so much stays: the first segment */
     atomic_bool keeps_pages; /* the system does not take them: do not ask again */
@@ -341,6 +342,18 @@ bool nrm__pool_wait_for_epoch(struct nrm__pool *pool, uint64_t limit_ns);
 
 /* What a large array left behind and the GPU is done with. */
 void nrm__pool_reclaim_idle(struct nrm__pool *pool);
+
+/* ---- zeros: the lock is not held (pools/pool_zeros.c) ---- */
+
+/* Whether a request is for so many zeros of ordinary pages that they are not just written. */
+bool nrm__pool_is_lazy_zero(const struct nrm__pool *pool,
+                            const struct nrm__request *request);
+
+/* Prepares a claimed block for such a request; false: the caller writes the zeros. */
+bool nrm__pool_make_zero(struct nrm__pool *pool, struct nrm__pool_block *block);
+
+/* Such a block is freed: sees what it was used for. Whether it is known to be zero. */
+bool nrm__pool_learn_zero(struct nrm__pool *pool, struct nrm__pool_block *block);
 
 /* ---- segments: the lock is not held ---- */
 

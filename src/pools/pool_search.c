@@ -20,8 +20,8 @@
 #define GROW_TRIES 16            /* of a growth that others took the fruit of */
 #define SLACK_SHIFT 3            /* a block that moves to grow gets an eighth more */
 #define SLACK_MIN_NBYTES (4 * NRM__KIB)
-#define ZERO_SAMPLES 16 /* pages of such a block that are looked at when it is freed */
-#define ZERO_TOUCHED 3  /* so many of them were written to: the next one is filled */
+#define OWN_MIN_NBYTES NRM__MIB /* from here on a growing block has pages of its own */
+#define OWN_LOOKS 64 /* free blocks looked at for a segment that it may have */
 
 /* ---- memory ---- */
 
@@ -75,29 +75,14 @@ nrm__pool_wait_for_epoch(struct nrm__pool *pool, uint64_t limit_ns)
 
 /* ---- giving back ---- */
 
-/* Looks whether a block of zeros that is freed was written to, by a few of its pages. */
-static void
-learn_from(struct nrm__pool *pool, const struct nrm__pool_block *block)
-{
-    size_t n_touched = 0;
-    size_t step = nrm__align_down(block->size / ZERO_SAMPLES, nrm__page_size());
-    for (size_t i = 0; i < ZERO_SAMPLES; i++) {
-        uintptr_t page = nrm__align_up(block->start, nrm__page_size()) + i * step;
-        n_touched += nrm__is_resident((void *)page);
-    }
-    atomic_store_explicit(&pool->fills_zeros, n_touched >= ZERO_TOUCHED,
-                          memory_order_relaxed);
-}
-
 /* Takes a claimed block back. */
 void
 nrm__pool_free_block(struct nrm__pool *pool, struct nrm__pool_block *block)
 {
     NRM_ASSERT(nrm__pool_state_of(block) == NRM__POOL_CLAIMED);
+    bool is_zero = false;
     if (atomic_load_explicit(&block->live.goes_long, memory_order_relaxed)) {
-        if (pool->is_plain) {
-            learn_from(pool, block);
-        }
+        is_zero = pool->is_plain && nrm__pool_learn_zero(pool, block);
         atomic_store_explicit(&block->live.goes_long, false, memory_order_relaxed);
     }
     nrm__lock_acquire(&pool->lock);
@@ -107,7 +92,7 @@ nrm__pool_free_block(struct nrm__pool *pool, struct nrm__pool_block *block)
         nrm__pool_park_locked(pool, block);
     }
     else {
-        nrm__pool_free_locked(pool, block, false);
+        nrm__pool_free_locked(pool, block, is_zero);
     }
     bool is_idle = is_large && pool->free_nbytes > pool->idle_nbytes;
     bool decays = nrm__pool_begins_decay_locked(pool);
@@ -378,6 +363,59 @@ find_ordered(struct nrm__pool *pool, const struct nrm__request *request,
                : nrm__pool_explain(pool, nrm_last_error(), request->nbytes);
 }
 
+/* ---- pages of a block's own ---- */
+
+static bool
+is_whole_segment(struct nrm__pool_block *block, const void *context)
+{
+    (void)context;
+    return block->size == block->live.segment->nbytes;
+}
+
+/* From a free segment, whose rest it grows into until it has all of it; NULL: there is none
+   that is large enough. */
+static struct nrm__pool_block *
+take_of_segment(struct nrm__pool *pool, const struct nrm__request *request,
+                size_t nbytes)
+{
+    struct nrm__pool_bins *bins = &pool->bins[nrm__pool_node_here(pool)];
+    size_t alignment = nrm__max(request->alignment, pool->alignment);
+    nrm__lock_acquire(&pool->lock);
+    struct nrm__pool_block *block =
+        pool->n_whole != 0
+            ? nrm__pool_take_wanted_locked(pool, bins, nbytes, alignment, OWN_LOOKS,
+                                           is_whole_segment, NULL)
+            : NULL;
+    nrm__lock_release(&pool->lock);
+    return block;
+}
+
+/* A large block that grows and could not do so where it is: once it begins a segment that it
+   has to itself, it goes on by moving pages, and nothing is copied any more. NULL: this is
+   none, or there is no room for such pages, and any memory will do. */
+static nrm_status
+find_own_pages(struct nrm__pool *pool, const struct nrm__request *request,
+               struct nrm__pool_block **out)
+{
+    size_t nbytes = nrm__align_up(nrm__pool_block_nbytes(pool, request), NRM__MAP_PAGE);
+    *out = NULL;
+    if (!pool->is_plain || !(request->flags & NRM__REQUEST_GROWING) ||
+        request->nbytes < OWN_MIN_NBYTES) {
+        return NRM_OK;
+    }
+    *out = take_of_segment(pool, request, nbytes);
+    if (*out != NULL) {
+        return NRM_OK;
+    }
+    /* What they held does not fit, and would only pile up. */
+    nrm__pool_give_segments_back(pool, pool->segment_nbytes, 0);
+    nrm_status status = nrm__pool_grow_by(pool, nbytes);
+    if (status == NRM_OK) {
+        *out = take_of_segment(pool, request, nbytes);
+    }
+    return status == NRM_OUT_OF_MEMORY ? NRM_OK : status;
+}
+
 /* Free memory for a block. */
 nrm_status
 nrm__pool_find_memory(struct nrm__pool *pool, const struct nrm__request *request,
@@ -396,7 +434,8 @@ nrm__pool_find_memory(struct nrm__pool *pool, const struct nrm__request *request
     search.anywhere = false;
     search.nbytes = nrm__pool_block_nbytes(pool, request);
     search.exact = nrm__align_up(request->nbytes, pool->granule);
-    if (!look(&search)) {
+    NRM_TRY(find_own_pages(pool, request, &search.found));
+    if (search.found == NULL && !look(&search)) {
         NRM_TRY(climb(&search));
     }
     nrm__pool_begin_ahead(pool);

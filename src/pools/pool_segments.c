@@ -37,9 +37,9 @@ nrm__starts_nbytes(size_t n)
    starts anywhere, as an upstream of other people's may give it, has small ones, so that
    every alignment can be had. */
 static unsigned
-shift_for(const struct nrm__pool *pool, const struct nrm__segment *segment)
+shift_for(const struct nrm__pool *pool, const struct nrm__segment *segment,
+          size_t nbytes)
 {
-    size_t nbytes = segment->nbytes;
     if (!nrm__is_aligned((void *)segment->start, pool->granule)) {
         return (unsigned)__builtin_ctzll(pool->alignment);
     }
@@ -57,12 +57,14 @@ shift_for(const struct nrm__pool *pool, const struct nrm__segment *segment)
     return shift;
 }
 
-/* Only what is touched of it takes memory. */
+/* Of a segment of `nbytes`, with room to describe `room_nbytes`: only what is touched of it
+   takes memory. */
 static nrm_status
-create_starts(struct nrm__pool *pool, struct nrm__segment *segment)
+create_starts(struct nrm__pool *pool, const struct nrm__segment *segment, size_t nbytes,
+              size_t room_nbytes, struct nrm__starts **out)
 {
-    unsigned shift = shift_for(pool, segment);
-    size_t n = segment->nbytes >> shift;
+    unsigned shift = shift_for(pool, segment, nbytes);
+    size_t n = room_nbytes >> shift;
     void *memory;
     if (nrm__map(nrm__starts_nbytes(n), nrm__page_size(), &memory) != 0) {
         return nrm__error(NRM_OUT_OF_MEMORY, "no memory to describe a segment");
@@ -75,18 +77,24 @@ create_starts(struct nrm__pool *pool, struct nrm__segment *segment)
             atomic_fetch_add_explicit(&pool->colour, 1, memory_order_relaxed);
         starts->colour = turn * COLOUR_STEP % (4 * (unsigned)NRM__KIB);
     }
-    segment->extra = starts;
+    *out = starts;
     return NRM_OK;
+}
+
+static void
+destroy_starts(struct nrm__starts *starts)
+{
+    if (starts != NULL) {
+        nrm__unmap(starts, nrm__starts_nbytes(starts->n));
+    }
 }
 
 void
 nrm__pool_destroy_segment(struct nrm__segment *segment)
 {
     struct nrm__starts *starts = segment->extra;
-    if (starts != NULL) {
-        segment->extra = NULL;
-        nrm__unmap(starts, nrm__starts_nbytes(starts->n));
-    }
+    segment->extra = NULL;
+    destroy_starts(starts);
     nrm__segment_destroy(segment);
 }
 
@@ -126,14 +134,16 @@ nrm__pool_enter_segment(struct nrm__pool *pool, const struct nrm__block *upstrea
                         size_t nbytes, unsigned how)
 {
     struct nrm__segment *segment = NULL;
+    struct nrm__starts *starts = NULL;
     NRM_TRY(nrm__segment_create(&pool->base, upstream->ptr, nbytes, &segment));
     segment->upstream = *upstream;
     segment->generation = nrm__cuda_generations();
     segment->node = nrm__pool_node_here(pool);
-    nrm_status status = create_starts(pool, segment);
+    nrm_status status = create_starts(pool, segment, nbytes, nbytes, &starts);
     if (status != NRM_OK) {
         goto fail_starts;
     }
+    segment->extra = starts;
     status = nrm__block_map_add_segment(segment);
     if (status != NRM_OK) {
         goto fail_starts;
@@ -548,11 +558,52 @@ shift_to_cover(const struct nrm__segment *segment, size_t nbytes)
     return shift;
 }
 
+/* The description of a segment that has become `nbytes` long, with room for the next ones;
+   NULL: the one that it has does, or has to. */
+static struct nrm__starts *
+describe_anew(struct nrm__pool *pool, const struct nrm__segment *segment, size_t nbytes)
+{
+    struct nrm__starts *starts = NULL;
+    if (shift_to_cover(segment, nbytes) > shift_for(pool, segment, nbytes)) {
+        (void)create_starts(pool, segment, nbytes, 2 * nbytes, &starts);
+    }
+    return starts;
+}
+
+/* A segment of one block, out of the map, is somewhere else and `nbytes` long now. */
+static void
+set_resized(struct nrm__pool *pool, struct nrm__pool_block *block, size_t nbytes)
+{
+    struct nrm__segment *segment = block->live.segment;
+    struct nrm__starts *before = segment->extra;
+    struct nrm__starts *after = describe_anew(pool, segment, nbytes);
+    nrm__lock_acquire(&pool->lock);
+    segment->start = (uintptr_t)segment->upstream.ptr;
+    pool->reserved_nbytes += nbytes - segment->nbytes;
+    pool->live_nbytes += nbytes - segment->nbytes;
+    block->start = segment->start;
+    block->size = nbytes;
+    if (after != NULL) {
+        after->colour = before->colour;
+        segment->extra = after;
+        nrm__pool_set_start_locked(block);
+    }
+    else { /* one block, which starts in the first granule of any size */
+        before->shift = shift_to_cover(segment, nbytes);
+    }
+    segment->nbytes = nbytes;
+    nrm__lock_release(&pool->lock);
+    if (after != NULL) {
+        destroy_starts(before);
+    }
+}
+
 /* Takes the segment of one block out of the map, resizes what it has of the upstream, and
    puts it back, wherever it is then. */
 static nrm_status
-resize_segment(struct nrm__pool *pool, struct nrm__segment *segment, size_t nbytes)
+resize_segment(struct nrm__pool *pool, struct nrm__pool_block *block, size_t nbytes)
 {
+    struct nrm__segment *segment = block->live.segment;
     nrm_resource *upstream = pool->base.upstream;
     struct nrm__request request = {.nbytes = nbytes, .alignment = NRM__HUGE_PAGE};
     nrm__block_map_remove_segment(segment);
@@ -562,14 +613,30 @@ resize_segment(struct nrm__pool *pool, struct nrm__segment *segment, size_t nbyt
         nrm__reallocate_in_place(upstream, &segment->upstream, &request);
     nrm__block_map_unclaim(&segment->upstream);
     if (status == NRM_OK) {
-        segment->start = (uintptr_t)segment->upstream.ptr;
-        /* One block, which starts in the first granule of any size. */
-        ((struct nrm__starts *)segment->extra)->shift = shift_to_cover(segment, nbytes);
-        segment->nbytes = nbytes;
+        set_resized(pool, block, nbytes);
     }
     nrm_status added = nrm__block_map_add_segment(segment);
     NRM_ASSERT(added == NRM_OK); /* its leaves of the page table are there, or can be */
     return status;
+}
+
+/* Whether a claimed block has a segment in pages of its own to itself; what lies free behind
+   it, too small to grow into, becomes its own then. */
+static bool
+takes_segment(struct nrm__pool *pool, struct nrm__pool_block *block)
+{
+    const struct nrm__segment *segment = block->live.segment;
+    if (!pool->is_plain || segment->entry != NULL || block->start != segment->start) {
+        return false;
+    }
+    nrm__lock_acquire(&pool->lock);
+    const struct nrm__pool_block *next = block->next;
+    bool is_alone =
+        next == NULL ||
+        (next->next == NULL &&
+         nrm__pool_extend_locked(pool, block, segment->nbytes, segment->nbytes));
+    nrm__lock_release(&pool->lock);
+    return is_alone;
 }
 
 nrm_status
@@ -581,23 +648,14 @@ nrm__pool_move_pages(struct nrm__pool *pool, struct nrm__pool_block *block,
     size_t after = nrm__max(nbytes, wanted);
     after = nrm__align_up(after, (size_t)1 << shift_to_cover(segment, after));
     after = nrm__align_up(after, NRM__MAP_PAGE);
-    bool alone = block->size == before && segment->entry == NULL;
-    if (!pool->is_plain || !alone || before <= pool->segment_nbytes ||
-        after <= pool->segment_nbytes) {
+    if (after <= before || !takes_segment(pool, block)) {
         return NRM_NOT_SUPPORTED;
     }
-    size_t booked = after > before ? after - before : 0;
-    if (!book_growth(pool, booked)) {
+    if (!book_growth(pool, after - before)) {
         return NRM_NOT_SUPPORTED; /* a copy would not fit either: it says so */
     }
-    nrm_status status = resize_segment(pool, segment, after);
-    nrm__lock_acquire(&pool->lock);
-    pool->growing_nbytes -= booked;
-    pool->reserved_nbytes += segment->nbytes - before;
-    pool->live_nbytes += segment->nbytes - before;
-    block->start = segment->start;
-    block->size = segment->nbytes;
-    nrm__lock_release(&pool->lock);
+    nrm_status status = resize_segment(pool, block, after);
+    unbook_growth(pool, after - before);
     return status == NRM_OK ? NRM_OK : NRM_NOT_SUPPORTED;
 }
 

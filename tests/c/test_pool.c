@@ -6,6 +6,7 @@
 #include "core/uses.h"
 #include "fixtures.h"
 #include "nrm/options.h"
+#include "os/memory.h"
 #include "pools/pool.h"
 
 #define N_SLOTS 200
@@ -274,6 +275,127 @@ TEST(a_large_zeroed_block_of_a_new_pool_touches_no_page)
     nrm_resource_release(mr);
 }
 
+/* ---- zeros where memory was used before ---- */
+
+#define ZEROS ((size_t)80 * NRM__MIB)
+
+static char *
+allocate_zeros(nrm_resource *mr)
+{
+    void *ptr = NULL;
+    CHECK_OK(nrm_resource_allocate_zeroed(mr, ZEROS, 0, NULL, &ptr));
+    return ptr;
+}
+
+/* Pages of 64 that lie from `from` to `to` of such a block and are present. */
+static size_t
+count_present(const char *ptr, size_t from, size_t to)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < 64; i++) {
+        uintptr_t at = (uintptr_t)ptr + from + (to - from) / 64 * i;
+        n += nrm__is_resident((void *)nrm__align_down(at, nrm__page_size()));
+    }
+    return n;
+}
+
+static bool
+is_all_zero(const char *ptr)
+{
+    return ptr[0] == 0 && memcmp(ptr, ptr + 1, ZEROS - 1) == 0;
+}
+
+static void
+fill_zeros_and_free(nrm_resource *mr)
+{
+    char *ptr = allocate_zeros(mr);
+    CHECK(is_all_zero(ptr));
+    memset(ptr, 0xff, ZEROS);
+    CHECK_OK(nrm_resource_deallocate(mr, ptr, 0, NULL));
+}
+
+TEST(zeros_that_are_filled_in_turn_are_written_where_pages_are)
+{
+    nrm_resource *mr = over_host();
+    fill_zeros_and_free(mr);
+    for (int round = 0; round < 5; round++) {
+        char *ptr = allocate_zeros(mr);
+        CHECK_EQ(count_present(ptr, 0, ZEROS), 64u);
+        memset(ptr, 0xff, ZEROS);
+        CHECK_OK(nrm_resource_deallocate(mr, ptr, 0, NULL));
+    }
+    nrm_resource_release(mr);
+}
+
+TEST(zeros_that_stay_untouched_in_turn_take_no_pages)
+{
+    nrm_resource *mr = over_host();
+    for (int round = 0; round < 6; round++) {
+        fill_zeros_and_free(mr);
+        char *ptr = allocate_zeros(mr);
+        size_t n = count_present(ptr, 0, ZEROS);
+        CHECK_MSG(round == 0 || n == 0, "%zu of 64 in round %d", n, round);
+        CHECK_LE(reserved_nbytes(mr), (int64_t)(ZEROS + ZEROS / 10));
+        CHECK_OK(nrm_resource_deallocate(mr, ptr, 0, NULL));
+        nrm__pool_check(mr);
+    }
+    nrm_resource_release(mr);
+}
+
+TEST(zeros_of_every_pattern_are_zeros)
+{
+    nrm_resource *mr = over_host();
+    uint64_t state = 11;
+    for (int round = 0; round < 40; round++) {
+        char *ptr = allocate_zeros(mr);
+        if (round % 8 != 0) { /* reading all of it would touch it */
+            CHECK(is_all_zero(ptr));
+        }
+        uint64_t r = next_random(&state);
+        size_t from = (size_t)(r >> 8) % ZEROS;
+        size_t nbytes = r % 3 == 0 ? 1 : (size_t)(r >> 32) % (ZEROS - from);
+        memset(ptr + from, 0xff, r % 3 == 1 ? 0 : nbytes);
+        CHECK_OK(nrm_resource_deallocate(mr, ptr, 0, NULL));
+        nrm__pool_check(mr);
+    }
+    nrm_resource_release(mr);
+}
+
+TEST(other_sizes_do_not_say_what_zeros_are_for)
+{
+    nrm_resource *mr = over_host();
+    void *small = NULL;
+    for (int round = 0; round < 4; round++) {
+        fill_zeros_and_free(mr);
+        fill_zeros_and_free(mr);
+        REQUIRE_OK(nrm_resource_allocate_zeroed(mr, 40 * NRM__MIB, 0, NULL, &small));
+        CHECK_OK(nrm_resource_deallocate(mr, small, 0, NULL));
+    }
+    char *ptr = allocate_zeros(mr);
+    CHECK_EQ(count_present(ptr, 0, ZEROS), 64u);
+    CHECK_OK(nrm_resource_deallocate(mr, ptr, 0, NULL));
+    nrm_resource_release(mr);
+}
+
+/* What is to be present stays so. */
+TEST(zeros_of_a_source_whose_pages_are_present_keep_them)
+{
+    nrm_host_options options = NRM_OPTIONS(nrm_host_options);
+    nrm_resource *host = NULL;
+    void *used = NULL;
+    options.huge_pages = NRM_HUGE_PAGES_ALWAYS;
+    CHECK_OK(nrm_host_create(&options, &host));
+    nrm_resource *mr = pool_over(host, 0);
+    used = allocate(mr, ZEROS);
+    memset(used, 1, ZEROS);
+    CHECK_OK(nrm_resource_deallocate(mr, used, 0, NULL));
+    char *ptr = allocate_zeros(mr);
+    CHECK_EQ(count_present(ptr, 0, ZEROS), 64u);
+    CHECK(is_all_zero(ptr));
+    CHECK_OK(nrm_resource_deallocate(mr, ptr, 0, NULL));
+    nrm_resource_release(mr);
+}
+
 TEST(the_limit_is_kept_and_named)
 {
     nrm_resource *mr = pool_over(host_source(), 16 * NRM__MIB);
@@ -366,6 +488,86 @@ TEST(linear_growth_moves_a_block_a_few_times_only)
     CHECK_LT(n_moves, 120);
     CHECK_OK(nrm_resource_deallocate(mr, ptr, 0, NULL));
     CHECK_OK(nrm_resource_deallocate(mr, blocker, 0, NULL));
+    nrm_resource_release(mr);
+}
+
+/* ---- growing by moving pages ---- */
+
+static const struct {
+    const char *name;
+    size_t first, last, steps;
+} growths[] = {
+    {"few steps", NRM__MIB, 256 * NRM__MIB, 16},
+    {"many steps", 2 * NRM__MIB, 128 * NRM__MIB, 500},
+    {"odd sizes", NRM__MIB + 12345, 100 * NRM__MIB + 77, 61},
+    {"to a GiB", 3 * NRM__MIB, NRM__GIB, 40},
+};
+
+/* What was never touched is not read and written by a copy, whatever lies to the right. */
+TEST_EACH(a_block_that_grows_touches_no_page, growths)
+{
+    size_t first = row->first, last = row->last;
+    size_t n = row->steps;
+    nrm_resource *mr = over_host();
+    void *ptr = allocate(mr, first), *blocker = NULL;
+    ((char *)ptr)[1] = 77;
+    for (size_t i = 1; i <= n; i++) {
+        size_t nbytes = first + (last - first) / n * i;
+        REQUIRE_OK(nrm_resource_reallocate(mr, ptr, nbytes, 0, NULL, &ptr));
+        CHECK_OK(nrm_resource_deallocate(mr, blocker, 0, NULL));
+        blocker = allocate(mr, 70 * NRM__KIB);
+        nrm__pool_check(mr);
+        CHECK_EQ(((char *)ptr)[1], 77);
+    }
+    CHECK_EQ(count_present(ptr, last / 20, last / 2), 0u);
+    CHECK_LE(reserved_nbytes(mr), (int64_t)(last + last / 6 + 16 * NRM__MIB));
+    CHECK_OK(nrm_resource_deallocate(mr, ptr, 0, NULL));
+    CHECK_OK(nrm_resource_deallocate(mr, blocker, 0, NULL));
+    nrm_resource_release(mr);
+}
+
+/* Its segment is one like others then: small blocks fit into it closely. */
+TEST(what_has_grown_and_was_freed_serves_small_blocks)
+{
+    nrm_resource *mr = over_host();
+    void *ptr = allocate(mr, NRM__MIB), *ptrs[N_SLOTS];
+    for (size_t mib = 2; mib <= 60; mib++) {
+        REQUIRE_OK(nrm_resource_reallocate(mr, ptr, mib * NRM__MIB, 0, NULL, &ptr));
+    }
+    CHECK_OK(nrm_resource_deallocate(mr, ptr, 0, NULL));
+    int64_t reserved = reserved_nbytes(mr);
+    for (int i = 0; i < N_SLOTS; i++) {
+        ptrs[i] = allocate(mr, 250 * NRM__KIB);
+        write_pattern(ptrs[i], 250 * NRM__KIB, (unsigned)i);
+        nrm__pool_check(mr);
+    }
+    CHECK_EQ(reserved_nbytes(mr), reserved);
+    for (int i = 0; i < N_SLOTS; i++) {
+        CHECK(has_pattern(ptrs[i], 250 * NRM__KIB, (unsigned)i, 250 * NRM__KIB));
+        CHECK_OK(nrm_resource_deallocate(mr, ptrs[i], 0, NULL));
+    }
+    nrm_resource_release(mr);
+}
+
+TEST(blocks_that_grow_at_once_keep_what_is_theirs)
+{
+    nrm_resource *mr = over_host();
+    void *ptrs[6];
+    for (unsigned i = 0; i < 6; i++) {
+        ptrs[i] = allocate(mr, NRM__MIB);
+        write_pattern(ptrs[i], NRM__MIB, i);
+    }
+    for (size_t mib = 2; mib < 40; mib++) {
+        for (unsigned i = 0; i < 6; i++) {
+            size_t nbytes = mib * (NRM__MIB + i * 999);
+            REQUIRE_OK(nrm_resource_reallocate(mr, ptrs[i], nbytes, 0, NULL, &ptrs[i]));
+            CHECK(has_pattern(ptrs[i], NRM__MIB, i, NRM__MIB));
+            nrm__pool_check(mr);
+        }
+    }
+    for (unsigned i = 0; i < 6; i++) {
+        CHECK_OK(nrm_resource_deallocate(mr, ptrs[i], 0, NULL));
+    }
     nrm_resource_release(mr);
 }
 
