@@ -21,6 +21,7 @@
 #define SLACK_SHIFT 3            /* a block that moves to grow gets an eighth more */
 #define SLACK_MIN_NBYTES (4 * NRM__KIB)
 #define OWN_MIN_NBYTES NRM__MIB /* from here on a growing block has pages of its own */
+#define OWN_FRACTION 512        /* and of what is reserved */
 #define OWN_LOOKS 64 /* free blocks looked at for a segment that it may have */
 
 /* ---- memory ---- */
@@ -390,6 +391,20 @@ take_of_segment(struct nrm__pool *pool, const struct nrm__request *request,
     return block;
 }
 
+/* So many blocks in pages of their own are few, however large the pool is. */
+static bool
+wants_own_pages(struct nrm__pool *pool, const struct nrm__request *request)
+{
+    if (!pool->is_plain || !(request->flags & NRM__REQUEST_GROWING) ||
+        request->nbytes < OWN_MIN_NBYTES) {
+        return false;
+    }
+    nrm__lock_acquire(&pool->lock);
+    bool is_large = request->nbytes >= pool->reserved_nbytes / OWN_FRACTION;
+    nrm__lock_release(&pool->lock);
+    return is_large;
+}
+
 /* A large block that grows and could not do so where it is: once it begins a segment that it
    has to itself, it goes on by moving pages, and nothing is copied any more. NULL: this is
    none, or there is no room for such pages, and any memory will do. */
@@ -399,8 +414,7 @@ find_own_pages(struct nrm__pool *pool, const struct nrm__request *request,
 {
     size_t nbytes = nrm__align_up(nrm__pool_block_nbytes(pool, request), NRM__MAP_PAGE);
     *out = NULL;
-    if (!pool->is_plain || !(request->flags & NRM__REQUEST_GROWING) ||
-        request->nbytes < OWN_MIN_NBYTES) {
+    if (!wants_own_pages(pool, request)) {
         return NRM_OK;
     }
     *out = take_of_segment(pool, request, nbytes);

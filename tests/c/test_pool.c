@@ -549,6 +549,30 @@ TEST(what_has_grown_and_was_freed_serves_small_blocks)
     nrm_resource_release(mr);
 }
 
+TEST(in_a_large_pool_only_large_blocks_have_a_segment_of_their_own)
+{
+    nrm_resource *host = host_source();
+    nrm_resource_retain(host);
+    nrm_resource *mr = pool_over(host, 0);
+    void *large = allocate(mr, 2 * NRM__GIB), *ptrs[40];
+    for (int i = 0; i < 40; i++) {
+        ptrs[i] = allocate(mr, NRM__MIB);
+        REQUIRE_OK(
+            nrm_resource_reallocate(mr, ptrs[i], NRM__MIB * 3 / 2, 0, NULL, &ptrs[i]));
+    }
+    nrm_statistics statistics = {0};
+    CHECK_OK(nrm_resource_statistics(host, &statistics));
+    CHECK_LT(statistics.current_count, 6);
+    REQUIRE_OK(nrm_resource_reallocate(mr, ptrs[0], 30 * NRM__MIB, 0, NULL, &ptrs[0]));
+    nrm__pool_check(mr);
+    for (int i = 0; i < 40; i++) {
+        CHECK_OK(nrm_resource_deallocate(mr, ptrs[i], 0, NULL));
+    }
+    CHECK_OK(nrm_resource_deallocate(mr, large, 0, NULL));
+    nrm_resource_release(mr);
+    nrm_resource_release(host);
+}
+
 TEST(blocks_that_grow_at_once_keep_what_is_theirs)
 {
     nrm_resource *mr = over_host();
