@@ -110,11 +110,43 @@ nrm__lock_finish(struct nrm__lock *lock)
     (void)code;
 }
 
+/* How often a lock that another thread has is looked at before this one sleeps: about the
+   time that the longest of the usual critical sections takes, and less than a sleep. */
+#define N_LOOKS 32
+#define PAUSES_PER_LOOK 4
+
+static void
+pause_briefly(void)
+{
+    for (int i = 0; i < PAUSES_PER_LOOK; i++) {
+#if defined(__x86_64__) || defined(__i386__)
+        __builtin_ia32_pause();
+#elif defined(__aarch64__)
+        __asm__ volatile("isb" ::: "memory");
+#endif
+    }
+}
+
+__attribute__((noinline)) static int
+acquire_contended(struct nrm__lock *lock)
+{
+    for (int i = 0; i < N_LOOKS; i++) {
+        pause_briefly();
+        if (pthread_mutex_trylock(&lock->mutex) == 0) {
+            return 0;
+        }
+    }
+    return pthread_mutex_lock(&lock->mutex);
+}
+
 void
 nrm__lock_acquire(struct nrm__lock *lock)
 {
     check_order(lock);
-    int code = pthread_mutex_lock(&lock->mutex);
+    int code = pthread_mutex_trylock(&lock->mutex);
+    if (__builtin_expect(code != 0, 0)) {
+        code = acquire_contended(lock);
+    }
     NRM_ASSERT(code == 0);
     note_acquired(lock);
 }

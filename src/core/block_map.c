@@ -39,7 +39,7 @@
 
 
 _Atomic(nrm__page_entry *) nrm__map_leaves[N_LEAVES];
-atomic_size_t nrm__map_n_overlay;
+struct nrm__map_overlay nrm__map_overlay;
 
 struct table {
     struct nrm__lock lock;
@@ -251,7 +251,7 @@ insert_locked(struct table *table, struct nrm__entry *entry, uintptr_t start,
     }
     nrm__tree_insert(&table->tree, &entry->node);
     if (table == &overlay) {
-        atomic_fetch_add_explicit(&nrm__map_n_overlay, 1, memory_order_release);
+        atomic_fetch_add_explicit(&nrm__map_overlay.n, 1, memory_order_release);
     }
 }
 
@@ -279,7 +279,7 @@ remove_locked(struct table *table, struct nrm__entry *entry, uintptr_t start)
         top->below = entry->below;
     }
     if (table == &overlay) {
-        atomic_fetch_sub_explicit(&nrm__map_n_overlay, 1, memory_order_release);
+        atomic_fetch_sub_explicit(&nrm__map_overlay.n, 1, memory_order_release);
     }
     return true;
 }
@@ -320,8 +320,8 @@ find_in_table(struct table *table, uintptr_t address, struct nrm__block *out)
    (which wins unless the range lies inside it). Fills `out` for a block; for a segment
    counts into it and returns it. */
 static bool
-find_inrm__map_n_overlay(uintptr_t address, const struct nrm__segment *page,
-                         struct nrm__segment **out_segment, struct nrm__block *out)
+find_in_overlay(uintptr_t address, const struct nrm__segment *page,
+                struct nrm__segment **out_segment, struct nrm__block *out)
 {
     bool found = false;
     *out_segment = NULL;
@@ -378,9 +378,9 @@ nrm__block_map_find(const void *ptr, struct nrm__block *out)
     uintptr_t address = (uintptr_t)ptr;
     struct nrm__segment *segment = enter_page(address);
     out->owner = NULL;
-    if (atomic_load_explicit(&nrm__map_n_overlay, memory_order_acquire) != 0) {
+    if (atomic_load_explicit(&nrm__map_overlay.n, memory_order_acquire) != 0) {
         struct nrm__segment *inner;
-        if (find_inrm__map_n_overlay(address, segment, &inner, out)) {
+        if (find_in_overlay(address, segment, &inner, out)) {
             if (segment != NULL) {
                 count_out(segment);
             }

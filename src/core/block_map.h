@@ -76,7 +76,9 @@ void nrm__block_map_remove_segment(struct nrm__segment *segment);
    reads more of it than its address sees to it that it stays: nrm__cache_enter. */
 typedef _Atomic(struct nrm__segment *) nrm__page_entry;
 extern _Atomic(nrm__page_entry *) nrm__map_leaves[NRM__MAP_N_LEAVES];
-extern atomic_size_t nrm__map_n_overlay; /* ranges that no page names */
+extern struct nrm__map_overlay {
+    _Alignas(64) atomic_size_t n; /* ranges that no page names; read all the time */
+} nrm__map_overlay;
 
 static inline struct nrm__segment *
 nrm__block_map_peek(uintptr_t address)

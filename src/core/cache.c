@@ -20,11 +20,16 @@
 #include "os/memory.h"
 
 /* Bytes of cells that a thread keeps of one class, and how many at least. */
-#define CLASS_NBYTES ((size_t)64 * 1024)
-#define CLASS_MIN_CELLS 8u
+#define CLASS_NBYTES ((size_t)128 * 1024)
+#define CLASS_MIN_CELLS 16u
 
-bool nrm__cache_fences;
-atomic_bool nrm__cache_is_alone = true;
+/* Blocks that a thread keeps of one size: below NRM__SIZED_MAX by their bytes, at least so
+   many; and else. */
+#define SIZE_NBYTES ((size_t)512 * 1024)
+#define SIZE_MIN_BLOCKS 8u
+#define HASHED_BLOCKS 6u
+
+struct nrm__cache_common nrm__cache_common = {.is_alone = true};
 
 struct nrm__lock nrm__cache_lock = NRM__LOCK_INIT(NRM__RANK_CACHES);
 static struct nrm__link caches = {&caches, &caches};
@@ -61,7 +66,7 @@ is_alone_locked(void)
 static void
 barrier(void)
 {
-    if (nrm__cache_fences) {
+    if (nrm__cache_common.fences) {
         nrm__full_fence();
     }
     else {
@@ -110,12 +115,31 @@ nrm__cache_synchronize(void)
 /* ---- magazines ---- */
 
 static void
+init_sets(struct nrm__magazines *magazines)
+{
+    for (size_t i = 0; i < NRM__CACHE_HASHED; i++) {
+        magazines->sets[i].capacity = HASHED_BLOCKS;
+    }
+    for (size_t i = 0; i < NRM__CACHE_SIZES; i++) {
+        struct nrm__cache_set *set = &magazines->sets[NRM__CACHE_HASHED + i];
+        set->nbytes = (9 + i % 8) * (NRM__SLAB_MAX / 8) << i / 8;
+        set->stream = 0;
+        set->is_sized = true;
+        size_t n = nrm__max(SIZE_NBYTES / set->nbytes, SIZE_MIN_BLOCKS);
+        set->capacity = (uint16_t)nrm__min(n, NRM__CACHE_WAYS);
+    }
+}
+
+static void
 init_magazines(struct nrm__magazines *magazines, const struct nrm__front *front)
 {
     nrm_kind kind = front->pool->kind;
     magazines->pool = front->pool;
     magazines->granule = front->granule;
     magazines->shift = front->shift;
+    magazines->sized_limit =
+        front->shift != 0 && !front->is_ordered ? NRM__SIZED_MAX - NRM__SLAB_MAX : 0;
+    init_sets(magazines);
     magazines->alignment = nrm__kind_alignment(kind);
     magazines->cell_limit = front->cell_limit;
     magazines->is_ordered = front->is_ordered;
@@ -264,8 +288,8 @@ set_magazines_locked(struct nrm__cache *cache, nrm_resource *pool,
 static void
 end_solitude(void)
 {
-    if (atomic_load(&nrm__cache_is_alone)) {
-        atomic_store(&nrm__cache_is_alone, false);
+    if (atomic_load(&nrm__cache_common.is_alone)) {
+        atomic_store(&nrm__cache_common.is_alone, false);
         nrm__cache_synchronize();
     }
 }
@@ -273,7 +297,7 @@ end_solitude(void)
 void
 nrm__cache_announce(void)
 {
-    if (atomic_load_explicit(&nrm__cache_is_alone, memory_order_acquire) &&
+    if (atomic_load_explicit(&nrm__cache_common.is_alone, memory_order_acquire) &&
         own_cache() == NULL) {
         end_solitude();
     }
@@ -472,15 +496,27 @@ nrm__cache_give_up_cells(nrm_resource *pool, size_t class_index, struct nrm__cel
     return n;
 }
 
+/* The oldest `n` blocks of a set; false: there are none. */
+static bool
+take_oldest(struct nrm__magazines *magazines, struct nrm__cache_set *set, uint32_t n,
+            struct nrm__cache_set *out)
+{
+    out->stream = set->stream;
+    out->nbytes = set->nbytes;
+    out->n = n;
+    memcpy(out->cells, set->cells, n * sizeof *set->cells);
+    magazines->set_nbytes -= n * set->nbytes;
+    set->n -= n;
+    memmove(set->cells, &set->cells[n], set->n * sizeof *set->cells);
+    return n != 0;
+}
+
 /* False: it is empty. */
 static bool
 take_set(struct nrm__magazines *magazines, struct nrm__cache_set *set,
          struct nrm__cache_set *out)
 {
-    *out = *set;
-    magazines->set_nbytes -= set->n * set->nbytes;
-    set->n = 0;
-    return out->n != 0;
+    return take_oldest(magazines, set, set->n, out);
 }
 
 /* Each in its turn. */
@@ -523,15 +559,63 @@ nrm__cache_make_room(nrm_resource *pool, size_t nbytes, uint64_t stream,
     if (nbytes > slot->stream_limit) {
         found = false;
     }
+    else if (set->is_sized) {
+        found = nrm__cache_set_is_for(set, nbytes, stream) && set->n == set->capacity &&
+                take_oldest(magazines, set, set->n / 2, out);
+    }
     else if (!nrm__cache_set_is_for(set, nbytes, stream)) {
         found = take_set(magazines, set, out);
     }
-    else if (set->n < NRM__CACHE_WAYS &&
+    else if (set->n < set->capacity &&
              magazines->set_nbytes + nbytes > magazines->set_limit) {
         found = take_next_set(magazines, out);
     }
     nrm__cache_leave(cache);
     return found;
+}
+
+/* The set of a size of blocks that are anybody's, if it has one of its own; NULL: not so. */
+static struct nrm__cache_set *
+sized_set(const struct nrm__slot *slot, size_t nbytes)
+{
+    struct nrm__cache_set *set = nrm__cache_set_of(slot->magazines, nbytes, 0);
+    bool keeps = set->is_sized && set->nbytes == nbytes && nbytes <= slot->limit;
+    return keeps ? set : NULL;
+}
+
+size_t
+nrm__cache_wanted_blocks(nrm_resource *pool, size_t nbytes)
+{
+    struct nrm__cache *cache;
+    if (enter_magazine(pool, 0, &cache) == NULL) {
+        return 0;
+    }
+    const struct nrm__slot *slot = slot_of(cache, pool);
+    const struct nrm__cache_set *set = sized_set(slot, nbytes);
+    size_t n = set != NULL && set->n == 0 ? set->capacity / 2u : 0;
+    size_t room = slot->magazines->set_limit - slot->magazines->set_nbytes;
+    nrm__cache_leave(cache);
+    return nrm__min(n, room / nbytes);
+}
+
+size_t
+nrm__cache_keep_blocks(nrm_resource *pool, size_t nbytes, const struct nrm__cell *cells,
+                       size_t n)
+{
+    struct nrm__cache *cache;
+    size_t n_kept = 0;
+    if (n == 0 || enter_magazine(pool, 0, &cache) == NULL) {
+        return 0;
+    }
+    const struct nrm__slot *slot = slot_of(cache, pool);
+    struct nrm__cache_set *set = sized_set(slot, nbytes);
+    while (set != NULL && n_kept < n &&
+           nrm__cache_has_room(slot->magazines, set, nbytes, 0)) {
+        n_kept++;
+        nrm__cache_put_block(slot->magazines, set, nbytes, 0, cells[n - n_kept]);
+    }
+    nrm__cache_leave(cache);
+    return n_kept;
 }
 
 /* ---- draining ---- */
@@ -696,7 +780,7 @@ static const struct nrm__fork_hook fork_hook = {
 __attribute__((constructor)) static void
 start(void)
 {
-    nrm__cache_fences = !nrm__process_barrier_is_known();
+    nrm__cache_common.fences = !nrm__process_barrier_is_known();
     nrm__thread_state_set_end(on_thread_end);
     nrm__fork_hook_add(&fork_hook);
 }

@@ -21,8 +21,11 @@
 
 #define NRM__CACHE_SLOTS 48u
 #define NRM__MAGAZINE_CELLS 64u
-#define NRM__CACHE_SETS 64u                /* of blocks that are larger than cells */
-#define NRM__CACHE_WAYS 6u                 /* blocks of one size */
+#define NRM__CACHE_SIZES 24u /* of blocks below NRM__SIZED_MAX: a set of its own each */
+#define NRM__SIZED_MAX (64 * NRM__KIB)
+#define NRM__CACHE_HASHED 64u /* sets of other blocks that are larger than cells */
+#define NRM__CACHE_SETS (NRM__CACHE_HASHED + NRM__CACHE_SIZES)
+#define NRM__CACHE_WAYS 29u                /* room for blocks of one size */
 #define NRM__CACHED_MAX (32 * NRM__MIB)    /* largest block that a thread keeps */
 #define NRM__CACHED_NBYTES (64 * NRM__MIB) /* of such blocks in all, of one pool */
 
@@ -50,27 +53,31 @@ struct nrm__magazine {
     uint32_t n, capacity;
 };
 
-/* Blocks of one size, and of pools in stream order, of one stream. */
+/* Blocks of one size, and of pools in stream order, of one stream. A set with a size of its
+   own keeps it when it is empty. */
 struct nrm__cache_set {
     _Alignas(64) uint64_t
         stream; /* that freed them: its nrm__order_key; 0: anybody may have them */
     size_t nbytes;
     uint32_t n;
+    uint16_t capacity; /* so many may be kept */
+    bool is_sized;     /* the size is its own */
     struct nrm__cell cells[NRM__CACHE_WAYS];
 };
-_Static_assert(sizeof(struct nrm__cache_set) == 128, "found with a shift");
+_Static_assert(sizeof(struct nrm__cache_set) == 512, "found with a shift");
 
 /* What a thread keeps of one pool. */
 struct nrm__magazines {
     nrm_resource *pool;
     struct nrm__magazines *next_free;
-    size_t granule, shift;        /* see nrm__cached_nbytes */
-    size_t alignment;             /* of everything that is kept */
-    size_t cell_limit;            /* requests of more bytes are blocks */
-    bool is_ordered;              /* each block is for the stream that freed it */
-    bool sees_contexts;           /* not for use once a context was reset */
-    int device;                   /* of an ordered pool, NRM_DEVICE_NONE until known */
-    unsigned next_victim;         /* the set that makes room for others */
+    size_t granule, shift; /* see nrm__cached_nbytes */
+    size_t sized_limit;    /* bytes above cells for which sets have a size; or 0 */
+    size_t alignment;      /* of everything that is kept */
+    size_t cell_limit;     /* requests of more bytes are blocks */
+    bool is_ordered;       /* each block is for the stream that freed it */
+    bool sees_contexts;    /* not for use once a context was reset */
+    int device;            /* of an ordered pool, NRM_DEVICE_NONE until known */
+    unsigned next_victim;  /* the set that makes room for others */
     size_t set_nbytes, set_limit; /* in all sets: now, and at most */
     struct nrm__magazine classes[NRM__SLAB_N_CLASSES];
     struct nrm__cell cells[NRM__SLAB_N_CLASSES][NRM__MAGAZINE_CELLS];
@@ -117,12 +124,16 @@ nrm__cache_slot_of(struct nrm__cache *cache, const nrm_resource *mr)
     return (struct nrm__slot *)(void *)((char *)cache + mr->slot);
 }
 
-/* True: owners fence, as the kernel has no membarrier. Set once, when the library is loaded. */
-extern bool nrm__cache_fences;
-
-/* True while one thread has a cache: what it claims inside, nobody else can claim. Others
-   make a cache, or announce themselves (nrm__cache_announce), before they claim. */
-extern atomic_bool nrm__cache_is_alone;
+/* What every owner reads all the time, in a line of its own. */
+extern struct nrm__cache_common {
+    /* True: owners fence, as the kernel has no membarrier. Set once, when the library is
+       loaded. */
+    _Alignas(64) bool fences;
+    /* True while one thread has a cache: what it claims inside, nobody else can claim.
+       Others make a cache, or announce themselves (nrm__cache_announce), before they
+       claim. */
+    atomic_bool is_alone;
+} nrm__cache_common;
 
 /* ---- for owners ---- */
 
@@ -131,7 +142,7 @@ extern atomic_bool nrm__cache_is_alone;
 static inline bool
 nrm__cache_enter(struct nrm__cache *cache)
 {
-    if (__builtin_expect(nrm__cache_fences, 0)) {
+    if (__builtin_expect(nrm__cache_common.fences, 0)) {
         (void)atomic_exchange_explicit(&cache->inside, true, memory_order_seq_cst);
         nrm__full_fence();
     }
@@ -180,21 +191,42 @@ struct nrm__slot *nrm__cache_make_slot(nrm_resource *mr, struct nrm__cache **out
 
 /* ---- cells and blocks, inside ---- */
 
-/* What a pool cuts for a request that is too large for a cell. From 64 KiB up it may be a
-   little more, so that the starts of blocks of one size differ within a page: equal ones
-   make arithmetic on large arrays slower, as their lines fall into the same sets. */
+/* Below NRM__SIZED_MAX there are eight sizes for each doubling, where granules are not larger
+   than that: the step between them. */
+static inline size_t
+nrm__sized_step(size_t nbytes, size_t granule)
+{
+    size_t step = (size_t)1 << (60 - __builtin_clzll((nbytes - 1) | 8));
+    return nrm__max(step, granule);
+}
+
+/* What a pool cuts for a request that is too large for a cell. One that may be a little
+   more generous (its shift is not 0) has few sizes below 64 KiB, so that a block that one
+   request leaves mostly serves the next one; and from 64 KiB up, starts of blocks of one
+   size that differ within a page: equal ones make arithmetic on large arrays slower, as
+   their lines fall into the same sets. */
 static inline size_t
 nrm__cached_nbytes(size_t nbytes, size_t granule, size_t shift)
 {
-    return nrm__align_up(nbytes, granule) + (nbytes >= 64 * NRM__KIB ? shift : 0);
+    if (nbytes >= NRM__SIZED_MAX) {
+        return nrm__align_up(nbytes, granule) + shift;
+    }
+    size_t step = shift != 0 ? nrm__sized_step(nbytes, granule) : granule;
+    return nrm__align_up(nbytes, step);
 }
 
 /* Where blocks of a size stand that were freed on a stream, if they are kept. */
 static inline struct nrm__cache_set *
 nrm__cache_set_of(struct nrm__magazines *magazines, size_t nbytes, uint64_t stream)
 {
+    if (nbytes - NRM__SLAB_MAX - 1 < magazines->sized_limit) {
+        size_t last = nbytes - 1;
+        unsigned log2 = 63 - (unsigned)__builtin_clzll(last);
+        size_t size = (log2 - 13) * 8 + (last >> (log2 - 3)) - 8;
+        return &magazines->sets[NRM__CACHE_HASHED + size];
+    }
     uint64_t hash = ((nbytes >> 8) ^ stream) * UINT64_C(0x9E3779B97F4A7C15) >> 58;
-    return &magazines->sets[hash % NRM__CACHE_SETS];
+    return &magazines->sets[hash % NRM__CACHE_HASHED];
 }
 
 static inline bool
@@ -208,8 +240,9 @@ static inline bool
 nrm__cache_has_room(const struct nrm__magazines *magazines,
                     const struct nrm__cache_set *set, size_t nbytes, uint64_t stream)
 {
-    return (set->n == 0 ||
-            (set->n < NRM__CACHE_WAYS && nrm__cache_set_is_for(set, nbytes, stream))) &&
+    return (nrm__cache_set_is_for(set, nbytes, stream)
+                ? set->n < set->capacity
+                : set->n == 0 && !set->is_sized) &&
            magazines->set_nbytes + nbytes <= magazines->set_limit;
 }
 
@@ -241,8 +274,17 @@ size_t nrm__cache_give_up_cells(nrm_resource *pool, size_t class_index,
 /* Takes blocks of any size and stream that this thread keeps; false: it keeps none. */
 bool nrm__cache_give_up_set(nrm_resource *pool, struct nrm__cache_set *out);
 
+/* How many blocks more of a size this thread should get at once; 0: none. At most half of
+   NRM__CACHE_WAYS. */
+size_t nrm__cache_wanted_blocks(nrm_resource *pool, size_t nbytes);
+
+/* Gives it blocks of one size and of no stream; returns how many it took, from the end. */
+size_t nrm__cache_keep_blocks(nrm_resource *pool, size_t nbytes,
+                              const struct nrm__cell *cells, size_t n);
+
 /* Takes the blocks that are in the way of others of a size and stream, which this thread
-   could keep otherwise; false: there are none such. */
+   could keep otherwise: those of other sizes, or half of a full set, those that it has kept
+   longest; false: there are none such. */
 bool nrm__cache_make_room(nrm_resource *pool, size_t nbytes, uint64_t stream,
                           struct nrm__cache_set *out);
 
@@ -308,7 +350,7 @@ void nrm__cache_add_statistics(nrm_resource *mr, nrm_statistics *out);
 /* ---- for others: no lock of rank CACHES or above is held ---- */
 
 /* This thread is about to claim something without being inside a cache: ends
-   nrm__cache_is_alone when another thread has the only one. */
+   `is_alone` when another thread has the only one. */
 void nrm__cache_announce(void);
 
 /* When it returns, every owner that was inside has left. */

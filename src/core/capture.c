@@ -304,7 +304,7 @@ keep_locked(struct capture *capture, nrm_resource *pool)
         return false;
     }
     if (capture->is_retained) {
-        nrm__resource_hold(pool); /* who asks uses it, so it lives */
+        nrm__resource_hold(pool, 1); /* who asks uses it, so it lives */
     }
     *keeper = (struct keeper){.next = capture->keepers, .pool = pool};
     capture->keepers = keeper;

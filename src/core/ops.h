@@ -176,22 +176,24 @@ nrm__raise_peak(atomic_int_least64_t *peak, int64_t value)
         ;
 }
 
+/* The first line is read by every thread all the time; what threads write to while others
+   read there stands in lines of its own. */
 struct nrm_resource {
     const struct nrm__ops *ops;
     nrm_kind kind;
     unsigned flags; /* of the ops, and inherited NRM__OPS_USER_CODE */
     size_t struct_nbytes;
-    /* References, of users and of live blocks; holds stand in the upper half. */
-    atomic_uint_least64_t refcount;
     unsigned slot;          /* where in a thread's cache it stands: core/cache.h */
     atomic_bool is_cached;  /* a thread keeps something of it: core/cache.h */
     atomic_bool is_closed;  /* no thread keeps anything of it any more */
     atomic_int device;      /* NRM_DEVICE_NONE until known */
     nrm_resource *upstream; /* retained; NULL: a source */
+    /* References, of users and of live blocks; holds stand in the upper half. */
+    _Alignas(64) atomic_uint_least64_t refcount;
     struct nrm__counters counters;
-    struct nrm__link all; /* in the list of live resources */
-    atomic_int naming;    /* 0: no name, 1: being written, 2: `name` holds */
-    char name[65];        /* in the registry when it was first bound */
+    _Alignas(64) struct nrm__link all; /* in the list of live resources */
+    atomic_int naming; /* 0: no name, 1: being written, 2: `name` holds */
+    char name[65];     /* in the registry when it was first bound */
 };
 
 /* ---- for constructors: src/core/resource.c ---- */
@@ -214,7 +216,7 @@ void nrm__resource_for_each(void (*visit)(nrm_resource *mr, void *context),
 
 /* References that a pool holds to itself while it has blocks (NRM__OPS_HOLDS). The last
    one may end it: unhold with no lock held, and touch it no more. */
-void nrm__resource_hold(nrm_resource *mr);
+void nrm__resource_hold(nrm_resource *mr, size_t n);
 void nrm__resource_unhold(nrm_resource *mr, size_t n);
 
 /* False when the last reference and the last block are gone already. */

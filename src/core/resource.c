@@ -95,9 +95,9 @@ nrm__resource_try_retain(nrm_resource *mr)
 }
 
 void
-nrm__resource_hold(nrm_resource *mr)
+nrm__resource_hold(nrm_resource *mr, size_t n)
 {
-    atomic_fetch_add_explicit(&mr->refcount, HOLD, memory_order_relaxed);
+    atomic_fetch_add_explicit(&mr->refcount, n * HOLD, memory_order_relaxed);
 }
 
 /* The last reference is gone. Returns what it drew on, whose reference is the caller's. */

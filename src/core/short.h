@@ -241,7 +241,8 @@ nrm__short_claim_cell(struct nrm__magazines *magazines, struct nrm__slab *slab,
     if (!starts_here || n >= magazine->capacity) {
         return 0;
     }
-    bool alone = atomic_load_explicit(&nrm__cache_is_alone, memory_order_acquire);
+    bool alone =
+        atomic_load_explicit(&nrm__cache_common.is_alone, memory_order_acquire);
     size_t nbytes = alone ? nrm__slab_claim_cell_alone(slab, cell)
                           : nrm__slab_claim_cell(slab, cell);
     if (nbytes != 0) {
@@ -277,7 +278,7 @@ nrm__short_claim_block(struct nrm__slot *slot, struct nrm__live *block, void *pt
     if (((uintptr_t)ptr & NRM__STATE_MASK) != 0 || set == NULL) {
         return 0;
     }
-    if (atomic_load_explicit(&nrm__cache_is_alone, memory_order_acquire)) {
+    if (atomic_load_explicit(&nrm__cache_common.is_alone, memory_order_acquire)) {
         if (atomic_load_explicit(&block->key, memory_order_acquire) != live) {
             return 0;
         }
@@ -314,7 +315,7 @@ static inline struct nrm__segment *
 nrm__short_find(const struct nrm__slot *slot, const void *ptr)
 {
     if (atomic_load_explicit(slot->forbidden, memory_order_acquire) ||
-        atomic_load_explicit(&nrm__map_n_overlay, memory_order_acquire) != 0) {
+        atomic_load_explicit(&nrm__map_overlay.n, memory_order_acquire) != 0) {
         return NULL;
     }
     struct nrm__segment *segment = nrm__block_map_peek((uintptr_t)ptr);

@@ -11,6 +11,11 @@
  * Where the owner asks for it (NRM__OPS_HOLDS), a slab holds a reference to it while any
  * cell is not free, in place of one for each live block.
  *
+ * Two threads that work on cells of one slab pass the lines of its sizes to and fro. Where
+ * the owner allows it (`spreads`), each thread has its cells from slabs that it used last,
+ * else from empty ones, else from new ones, until there are so many slabs with room that
+ * others are better shared.
+ *
  * Cells are handed out from the lowest address up, so those above the high-water mark
  * have never been used and read as zero when the chunk did. Slabs with room stand in a
  * list, the empty ones at its end: cells are taken from slabs that are in use anyway,
@@ -24,12 +29,14 @@
 #include "base/assert.h"
 #include "base/bits.h"
 #include "base/error.h"
+#include "base/thread_state.h"
 #include "core/cache.h"
 #include "core/nodes.h"
 
 #define UNIT NRM__SLAB_ALIGNMENT
 #define LINEAR_CLASSES 8 /* of one to eight units */
 #define KEPT_EMPTY 8     /* slabs of a class */
+#define SPREAD_SLABS 16u /* with room, of others: so many before they are shared */
 
 struct nrm__slab_class {
     struct nrm__lock lock;
@@ -154,7 +161,7 @@ take_cell_locked(struct nrm__slab *slab, bool *out_is_zero)
     if (is_empty(slab)) {
         class->n_empty--;
         if (is_held(slab)) {
-            nrm__resource_hold(slab->owner);
+            nrm__resource_hold(slab->owner, 1);
         }
     }
     slab->free[word] &= slab->free[word] - 1;
@@ -321,6 +328,43 @@ first_available_locked(struct nrm__slab_class *class)
     return NRM__CONTAINER(class->available.next, struct nrm__slab, available);
 }
 
+/* The slab that this thread should have cells of: its own, an empty one, or when there are
+   many, the first. NULL: a new one would be better. */
+static struct nrm__slab *
+own_available_locked(struct nrm__slab_class *class, uint64_t user)
+{
+    size_t n = 0;
+    const struct nrm__link *head = &class->available;
+    for (struct nrm__link *link = head->next; link != head; link = link->next) {
+        struct nrm__slab *slab = NRM__CONTAINER(link, struct nrm__slab, available);
+        if (slab->user == user || is_empty(slab)) {
+            return slab;
+        }
+        if (++n == SPREAD_SLABS) {
+            return first_available_locked(class);
+        }
+    }
+    return NULL;
+}
+
+/* A slab with a free cell, from now on this thread's; NULL: there is none, or a new one would
+   be better and `may_make` says that it can be had. */
+static struct nrm__slab *
+choose_locked(struct nrm__slab_class *class, bool may_make)
+{
+    struct nrm__slab *slab = first_available_locked(class);
+    if (slab != NULL && class->set->spreads) {
+        uint64_t user = nrm__thread_id();
+        struct nrm__slab *own = slab->user == user ? slab
+                                                   : own_available_locked(class, user);
+        slab = own != NULL || may_make ? own : slab;
+        if (slab != NULL) {
+            slab->user = user;
+        }
+    }
+    return slab;
+}
+
 /* An empty slab, unlinked, or NULL: they are the last of those available. */
 static struct nrm__slab *
 take_empty_locked(struct nrm__slab_class *class)
@@ -390,26 +434,54 @@ fill_block(struct nrm__slab *slab, uint32_t cell, size_t nbytes, unsigned flags,
     out->flags = flags | NRM__BLOCK_IN_SLAB;
 }
 
+/* A cell of a slab that there is, which it returns; see choose_locked. */
+static struct nrm__slab *
+take_any(struct nrm__slab_class *class, bool may_make, uint32_t *out_cell,
+         bool *out_is_zero)
+{
+    nrm__lock_acquire(&class->lock);
+    struct nrm__slab *slab = choose_locked(class, may_make);
+    if (slab != NULL) {
+        *out_cell = take_cell_locked(slab, out_is_zero);
+    }
+    nrm__lock_release(&class->lock);
+    return slab;
+}
+
+/* A new slab becomes one of the class and of this thread, and gives its first cell. */
+static void
+enter_slab(struct nrm__slab_class *class, struct nrm__slab *slab, uint32_t *out_cell,
+           bool *out_is_zero)
+{
+    nrm__lock_acquire(&class->lock);
+    nrm__list_append(&class->all, &slab->all);
+    nrm__list_insert_after(&class->available, &slab->available);
+    slab->user = nrm__thread_id();
+    class->n_empty++;
+    *out_cell = take_cell_locked(slab, out_is_zero);
+    nrm__lock_release(&class->lock);
+}
+
 nrm_status
 nrm__slabs_allocate(struct nrm__slabs *slabs, size_t nbytes, struct nrm__block *out)
 {
     struct nrm__slab_class *class = slabs->classes[nrm__slab_class_index(nbytes)];
     uint32_t cell = 0;
     bool is_zero = false;
-    nrm__lock_acquire(&class->lock);
-    struct nrm__slab *slab = first_available_locked(class);
-    if (slab != NULL) {
-        cell = take_cell_locked(slab, &is_zero);
-    }
-    nrm__lock_release(&class->lock);
+    struct nrm__slab *slab = take_any(class, true, &cell, &is_zero);
     if (slab == NULL) {
-        NRM_TRY(create_slab(class, &slab));
-        nrm__lock_acquire(&class->lock);
-        nrm__list_append(&class->all, &slab->all);
-        nrm__list_insert_after(&class->available, &slab->available);
-        class->n_empty++;
-        cell = take_cell_locked(slab, &is_zero);
-        nrm__lock_release(&class->lock);
+        struct nrm__slab *made = NULL;
+        nrm_status status = create_slab(class, &made);
+        if (status == NRM_OK) {
+            slab = made;
+            enter_slab(class, slab, &cell, &is_zero);
+        }
+        else {
+            slab = slabs->spreads ? take_any(class, false, &cell, &is_zero) : NULL;
+        }
+        if (slab == NULL) {
+            return status;
+        }
     }
     fill_block(slab, cell, nbytes, is_zero ? NRM__BLOCK_IS_ZERO : 0, out);
     out->segment = slab->segment;
@@ -441,7 +513,7 @@ nrm__slabs_take(struct nrm__slabs *slabs, size_t class_index, struct nrm__cell *
     size_t n_taken = 0;
     nrm__lock_acquire(&class->lock);
     while (n_taken < n) {
-        struct nrm__slab *slab = first_available_locked(class);
+        struct nrm__slab *slab = choose_locked(class, true);
         if (slab == NULL) {
             break;
         }

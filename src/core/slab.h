@@ -31,18 +31,21 @@ struct nrm__slab {
     uint32_t reciprocal; /* of the cell, in units: exact for every offset in a chunk */
     uint32_t class_index;
     uint32_t generation; /* counts the chunks it has described */
-    /* The rest belongs to the lock of the class. */
-    uint32_t n_free;
-    uint32_t first_free; /* no word of free bits before this one has a bit */
-    uint32_t high_water; /* cells from here on have never been handed out */
     bool chunk_is_zero;  /* was, when it came */
     struct nrm__segment *segment;
-    struct nrm__block chunk;      /* for put_chunk */
+    struct nrm__block chunk; /* for put_chunk */
+    /* The rest belongs to the lock of the class. Threads write to it that have nothing to do
+       with those that only use cells of the slab. */
+    _Alignas(64) uint64_t user; /* the thread that had cells of it last, see slab.c */
+    uint32_t n_free;
+    uint32_t first_free;          /* no word of free bits before this one has a bit */
+    uint32_t high_water;          /* cells from here on have never been handed out */
     struct nrm__link all;         /* in the class */
     struct nrm__link available;   /* in the class, while a cell is free */
     struct nrm__slab *next_spare; /* while it describes no chunk */
     uint64_t free[NRM__SLAB_MAX_CELLS / 64];
-    atomic_uint_least16_t sizes[]; /* as requested, of a live cell; 0: it is not live */
+    _Alignas(64) atomic_uint_least16_t
+        sizes[]; /* as requested, of a live cell; 0: it is not live */
 };
 
 /* A set of slabs that belongs to one resource. */
@@ -53,6 +56,8 @@ struct nrm__slabs {
        any more when a chunk comes back used. */
     nrm_status (*get_chunk)(nrm_resource *owner, struct nrm__block *out);
     void (*put_chunk)(nrm_resource *owner, const struct nrm__block *chunk);
+    bool
+        spreads; /* threads that keep cells have slabs of their own, where that is cheap */
     struct nrm__slab_class *classes[NRM__SLAB_N_CLASSES];
     atomic_size_t reserved_nbytes; /* in chunks */
 };

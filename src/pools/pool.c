@@ -151,24 +151,57 @@ allocate_block(struct nrm__pool *pool, const struct nrm__request *request,
     return NRM_OK;
 }
 
+/* For this thread, of slabs that there are, the one of its new cell first of all. */
+static void
+get_more_cells(struct nrm__pool *pool, size_t class)
+{
+    struct nrm__cell cells[NRM__MAGAZINE_CELLS / 2];
+    size_t n = nrm__cache_wanted(&pool->base, class);
+    n = n != 0 ? nrm__slabs_take(&pool->slabs, class, cells, n) : 0;
+    if (n != 0) {
+        n -= nrm__cache_keep_cells(&pool->base, class, cells, n);
+    }
+    if (n != 0) {
+        nrm__slabs_put(&pool->slabs, cells, n);
+    }
+}
+
 static nrm_status
 allocate_cell(struct nrm__pool *pool, const struct nrm__request *request,
               struct nrm__block *out)
 {
-    struct nrm__cell cells[NRM__MAGAZINE_CELLS / 2];
-    size_t class = nrm__slab_class_index(request->nbytes);
-    size_t n = nrm__slabs_take(&pool->slabs, class, cells,
-                               nrm__cache_wanted(&pool->base, class));
-    n -= nrm__cache_keep_cells(&pool->base, class, cells, n);
-    if (n != 0) {
-        nrm__slabs_put(&pool->slabs, cells, n);
-    }
     nrm_status status = nrm__slabs_allocate(&pool->slabs, request->nbytes, out);
     if (status ==
         NRM_OUT_OF_MEMORY) { /* threads have given up cells meanwhile: gather */
         status = nrm__slabs_allocate(&pool->slabs, request->nbytes, out);
     }
+    if (status == NRM_OK) {
+        get_more_cells(pool, nrm__slab_class_index(request->nbytes));
+    }
     return status;
+}
+
+/* A block went the long way: gives this thread some more of the size at once. They are
+   described as what they are, claimed, and held like blocks that it kept itself. */
+static void
+get_more(struct nrm__pool *pool, size_t nbytes)
+{
+    struct nrm__cell cells[NRM__CACHE_WAYS];
+    size_t n = nrm__cache_wanted_blocks(&pool->base, nbytes);
+    n = n != 0 ? nrm__pool_take_more(pool, nbytes, cells, n) : 0;
+    for (size_t i = 0; i < n; i++) {
+        struct nrm__pool_block *block = nrm__pool_block_of(cells[i].record);
+        atomic_store_explicit(&block->live.goes_long, false, memory_order_relaxed);
+        set_taken(block, block->start, nbytes, NRM__POOL_CLAIMED);
+    }
+    if (n != 0) {
+        nrm__resource_hold(&pool->base, n); /* before they may be given back */
+        size_t n_left = n - nrm__cache_keep_blocks(&pool->base, nbytes, cells, n);
+        if (n_left != 0) {
+            nrm__pool_put_more(pool, cells, n_left);
+            nrm__resource_unhold(&pool->base, n_left); /* who asked holds it too */
+        }
+    }
 }
 
 static nrm_status
@@ -179,10 +212,13 @@ pool_allocate(nrm_resource *mr, const struct nrm__request *request,
     if (pool->has_slabs && nrm__slabs_takes(request->nbytes, request->alignment)) {
         return allocate_cell(pool, request, out);
     }
-    nrm__resource_hold(mr); /* before anybody can find the block */
+    nrm__resource_hold(mr, 1); /* before anybody can find the block */
     nrm_status status = allocate_block(pool, request, NRM__POOL_LIVE, out);
     if (status != NRM_OK) {
         nrm__resource_unhold(mr, 1);
+    }
+    else if (pool->has_slabs && out->capacity <= NRM__SIZED_MAX) {
+        get_more(pool, out->capacity);
     }
     return status;
 }
@@ -212,7 +248,8 @@ make_room(struct nrm__pool *pool, size_t nbytes, nrm_stream *stream,
           struct nrm__cache_set *out)
 {
     struct nrm__order_tag slot = {0};
-    if (pool->has_slabs || !atomic_load(&pool->base.is_cached)) {
+    if ((pool->has_slabs && (pool->shift == 0 || nbytes > NRM__SIZED_MAX)) ||
+        !atomic_load(&pool->base.is_cached)) {
         return false;
     }
     bool is_keepable =
@@ -252,7 +289,7 @@ pool_take_back(nrm_resource *mr, struct nrm__magazines *magazines)
     }
     magazines->set_nbytes = 0;
     /* The cells hold the pool while the blocks are let go of, and the other way round. */
-    nrm__resource_hold(mr);
+    nrm__resource_hold(mr, 1);
     for (size_t i = 0; i < NRM__SLAB_N_CLASSES; i++) {
         struct nrm__magazine *magazine = &magazines->classes[i];
         if (magazine->n != 0) {
@@ -725,6 +762,7 @@ init(struct nrm__pool *pool, const nrm_pool_options *options)
     }
     if (pool->has_slabs) {
         NRM_TRY(nrm__slabs_init(&pool->slabs, &pool->base, get_chunk, put_chunk));
+        pool->slabs.spreads = options->maximum_nbytes == 0;
     }
     return NRM_OK;
 }

@@ -76,24 +76,32 @@ nrm__pool_wait_for_epoch(struct nrm__pool *pool, uint64_t limit_ns)
 
 /* ---- giving back ---- */
 
-/* Takes a claimed block back. */
-void
-nrm__pool_free_block(struct nrm__pool *pool, struct nrm__pool_block *block)
+/* Whether it was a part of a large segment. */
+static bool
+free_claimed_locked(struct nrm__pool *pool, struct nrm__pool_block *block, bool is_zero)
 {
-    NRM_ASSERT(nrm__pool_state_of(block) == NRM__POOL_CLAIMED);
-    bool is_zero = false;
-    if (atomic_load_explicit(&block->live.goes_long, memory_order_relaxed)) {
-        is_zero = pool->is_plain && nrm__pool_learn_zero(pool, block);
-        atomic_store_explicit(&block->live.goes_long, false, memory_order_relaxed);
-    }
-    nrm__lock_acquire(&pool->lock);
     bool is_large = block->live.segment->nbytes > pool->segment_nbytes;
+    NRM_ASSERT(nrm__pool_state_of(block) == NRM__POOL_CLAIMED);
     pool->live_nbytes -= block->size;
     if (pool->tracked) {
         nrm__pool_park_locked(pool, block);
     }
     else {
         nrm__pool_free_locked(pool, block, is_zero);
+    }
+    return is_large;
+}
+
+/* Takes claimed blocks back, under one hold of the lock. */
+static void
+free_claimed(struct nrm__pool *pool, const struct nrm__cell *cells, size_t n,
+             bool are_zero)
+{
+    bool is_large = false;
+    nrm__lock_acquire(&pool->lock);
+    for (size_t i = 0; i < n; i++) {
+        is_large |=
+            free_claimed_locked(pool, nrm__pool_block_of(cells[i].record), are_zero);
     }
     bool is_idle = is_large && pool->free_nbytes > pool->idle_nbytes;
     bool decays = nrm__pool_begins_decay_locked(pool);
@@ -106,6 +114,20 @@ nrm__pool_free_block(struct nrm__pool *pool, struct nrm__pool_block *block)
     }
 }
 
+/* Takes a claimed block back. */
+void
+nrm__pool_free_block(struct nrm__pool *pool, struct nrm__pool_block *block)
+{
+    NRM_ASSERT(nrm__pool_state_of(block) == NRM__POOL_CLAIMED);
+    bool is_zero = false;
+    if (atomic_load_explicit(&block->live.goes_long, memory_order_relaxed)) {
+        is_zero = pool->is_plain && nrm__pool_learn_zero(pool, block);
+        atomic_store_explicit(&block->live.goes_long, false, memory_order_relaxed);
+    }
+    struct nrm__cell cell = {.ptr = NULL, .record = &block->live};
+    free_claimed(pool, &cell, 1, is_zero);
+}
+
 size_t
 nrm__pool_free_kept(struct nrm__pool *pool, struct nrm__cache_set *set)
 {
@@ -113,9 +135,10 @@ nrm__pool_free_kept(struct nrm__pool *pool, struct nrm__cache_set *set)
     if (n != 0 && pool->order != NULL) {
         nrm__pool_stamp_kept(pool, set);
     }
-    while (set->n != 0) {
-        nrm__pool_free_block(pool, nrm__pool_block_of(set->cells[--set->n].record));
+    if (n != 0) { /* none of them goes the long way: threads keep no such blocks */
+        free_claimed(pool, set->cells, n, false);
     }
+    set->n = 0;
     return n;
 }
 
@@ -131,6 +154,31 @@ nrm__pool_take_from_thread(struct nrm__pool *pool)
         nrm__resource_unhold(&pool->base, n); /* who allocates holds it too */
     }
     return n != 0;
+}
+
+size_t
+nrm__pool_take_more(struct nrm__pool *pool, size_t nbytes, struct nrm__cell *out,
+                    size_t n)
+{
+    struct nrm__pool_bins *bins = &pool->bins[nrm__pool_node_here(pool)];
+    size_t n_taken = 0;
+    nrm__lock_acquire(&pool->lock);
+    while (n_taken < n) {
+        struct nrm__pool_block *block =
+            nrm__pool_take_from_locked(pool, bins, nbytes, pool->alignment);
+        if (block == NULL) {
+            break;
+        }
+        out[n_taken++] = (struct nrm__cell){(void *)block->start, &block->live};
+    }
+    nrm__lock_release(&pool->lock);
+    return n_taken;
+}
+
+void
+nrm__pool_put_more(struct nrm__pool *pool, const struct nrm__cell *cells, size_t n)
+{
+    free_claimed(pool, cells, n);
 }
 
 /* ---- the search for memory ---- */
