@@ -645,7 +645,11 @@ steal(nrm_resource *pool)
 void
 nrm__cache_drain(nrm_resource *pool)
 {
-    struct nrm__magazines *stolen = atomic_load(&pool->is_cached) ? steal(pool) : NULL;
+    if (!atomic_load(&pool->is_cached)) {
+        return;
+    }
+    struct nrm__magazines *stolen = steal(pool);
+    pool->ops->take_back(pool, NULL);
     while (stolen != NULL) {
         struct nrm__magazines *next = stolen->next_free;
         give_back(stolen);

@@ -356,7 +356,8 @@ void nrm__cache_announce(void);
 /* When it returns, every owner that was inside has left. */
 void nrm__cache_synchronize(void);
 
-/* Gives everything that threads keep of a pool back to it (ops->take_back). */
+/* Gives everything that threads keep of a pool, and what is on the way from one to another,
+   back to it (ops->take_back). The caller holds it. */
 void nrm__cache_drain(nrm_resource *pool);
 
 /* The last user has gone, blocks may live on: from now on nothing of it is kept. */

@@ -136,7 +136,8 @@ struct nrm__ops {
     /* Optional: false when no request may take a short way. */
     bool (*front)(nrm_resource *self, struct nrm__front *out);
 
-    /* Pools with a front: all that a thread kept comes back; empties `magazines`. */
+    /* Pools with a front: all that a thread kept comes back; empties `magazines`. NULL: what
+       is on the way from one thread to another does. The caller holds the pool. */
     void (*take_back)(nrm_resource *self, struct nrm__magazines *magazines);
 
     /* Adaptors: the upstream that a live block must be given back to, or NULL. */

@@ -25,6 +25,7 @@
 #include "core/slab.h"
 
 #include <stdint.h>
+#include <string.h>
 
 #include "base/assert.h"
 #include "base/bits.h"
@@ -38,6 +39,14 @@
 #define KEPT_EMPTY 8     /* slabs of a class */
 #define SPREAD_SLABS 16u /* with room, of others: so many before they are shared */
 
+/* Batches that wait in a class. */
+#define N_BATCHES 6u
+
+struct batch {
+    uint32_t n;
+    struct nrm__cell cells[NRM__SLAB_BATCH];
+};
+
 struct nrm__slab_class {
     struct nrm__lock lock;
     struct nrm__slabs *set;
@@ -49,6 +58,8 @@ struct nrm__slab_class {
     struct nrm__link available;
     struct nrm__slab *spare;
     size_t n_empty;
+    uint32_t n_batches;
+    struct batch batches[N_BATCHES];
 };
 
 /* ---- classes ---- */
@@ -554,6 +565,70 @@ nrm__slabs_put(struct nrm__slabs *slabs, const struct nrm__cell *cells, size_t n
         }
     }
     let_go(owner, n_holds);
+}
+
+/* ---- batches ---- */
+
+/* Their cells are neither free nor live, so slabs hold the owner for them. Once it is closed
+   there are none any more: it is asked under the lock, which who breaks them takes later. */
+bool
+nrm__slabs_put_batch(struct nrm__slabs *slabs, size_t class_index,
+                     const struct nrm__cell *cells, size_t n)
+{
+    struct nrm__slab_class *class = slabs->classes[class_index];
+    NRM_DEBUG_ASSERT(n <= NRM__SLAB_BATCH);
+    nrm__lock_acquire(&class->lock);
+    bool keeps = slabs->spreads && n != 0 && class->n_batches < N_BATCHES &&
+                 !atomic_load(&slabs->owner->is_closed);
+    if (keeps) {
+        struct batch *batch = &class->batches[class->n_batches++];
+        batch->n = (uint32_t)n;
+        memcpy(batch->cells, cells, n * sizeof *cells);
+    }
+    nrm__lock_release(&class->lock);
+    return keeps;
+}
+
+size_t
+nrm__slabs_take_batch(struct nrm__slabs *slabs, size_t class_index,
+                      struct nrm__cell *out)
+{
+    struct nrm__slab_class *class = slabs->classes[class_index];
+    size_t n = 0;
+    if (!slabs->spreads) {
+        return 0;
+    }
+    nrm__lock_acquire(&class->lock);
+    if (class->n_batches != 0) {
+        const struct batch *batch = &class->batches[--class->n_batches];
+        n = batch->n;
+        memcpy(out, batch->cells, n * sizeof *out);
+    }
+    nrm__lock_release(&class->lock);
+    return n;
+}
+
+void
+nrm__slabs_break_batches(struct nrm__slabs *slabs)
+{
+    struct nrm__cell cells[NRM__SLAB_BATCH];
+    for (size_t i = 0; i < NRM__SLAB_N_CLASSES; i++) {
+        size_t n;
+        while ((n = nrm__slabs_take_batch(slabs, i, cells)) != 0) {
+            nrm__slabs_put(slabs, cells, n);
+        }
+    }
+}
+
+void
+nrm__slabs_make_live(const struct nrm__cell *cell, size_t nbytes,
+                     struct nrm__block *out)
+{
+    struct nrm__slab *slab = cell->record;
+    uint32_t index = nrm__slab_cell_of(slab, (uintptr_t)cell->ptr);
+    fill_block(slab, index, nbytes, 0, out);
+    out->segment = slab->segment;
+    nrm__slab_set_live(slab, index, nbytes);
 }
 
 /* ---- the ops of segments ---- */

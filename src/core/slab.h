@@ -18,6 +18,7 @@ struct nrm__cell;
 
 #define NRM__SLAB_MAX_CELLS (NRM__SLAB_CHUNK / NRM__SLAB_ALIGNMENT)
 #define NRM__SLAB_RECIPROCAL_BITS 20
+#define NRM__SLAB_BATCH 32u
 
 struct nrm__slab_class;
 
@@ -86,6 +87,21 @@ size_t nrm__slabs_take(struct nrm__slabs *slabs, size_t class_index,
                        struct nrm__cell *out, size_t n);
 /* Takes such cells back, of any of its classes. */
 void nrm__slabs_put(struct nrm__slabs *slabs, const struct nrm__cell *cells, size_t n);
+
+/* Cells of one class on their way from a thread that has too many to one that has none: a
+   batch of up to NRM__SLAB_BATCH stays together, so that both hold the lock for a moment
+   only. False: the set keeps no such batch now, and the caller still has them. */
+bool nrm__slabs_put_batch(struct nrm__slabs *slabs, size_t class_index,
+                          const struct nrm__cell *cells, size_t n);
+/* Takes one; returns how many cells it has, 0: there is none. */
+size_t nrm__slabs_take_batch(struct nrm__slabs *slabs, size_t class_index,
+                             struct nrm__cell *out);
+/* Puts the cells of all batches back into their slabs. The caller holds the owner. */
+void nrm__slabs_break_batches(struct nrm__slabs *slabs);
+
+/* Makes a cell that is neither free nor live a block. */
+void nrm__slabs_make_live(const struct nrm__cell *cell, size_t nbytes,
+                          struct nrm__block *out);
 
 /* The class of a size up to NRM__SLAB_MAX, counted from 0. */
 static inline size_t

@@ -49,6 +49,9 @@
 #define HOST_GRANULE NRM__KIB
 #define MAX_NODES 64u /* NUMA nodes that have bins of their own */
 
+_Static_assert(NRM__MAGAZINE_CELLS / 2 <= NRM__SLAB_BATCH,
+               "half a magazine is a batch");
+
 static const struct nrm__ops pool_ops;
 
 static struct nrm__pool *
@@ -151,13 +154,11 @@ allocate_block(struct nrm__pool *pool, const struct nrm__request *request,
     return NRM_OK;
 }
 
-/* For this thread, of slabs that there are, the one of its new cell first of all. */
+/* For this thread to keep. */
 static void
-get_more_cells(struct nrm__pool *pool, size_t class)
+keep_cells(struct nrm__pool *pool, size_t class, const struct nrm__cell *cells,
+           size_t n)
 {
-    struct nrm__cell cells[NRM__MAGAZINE_CELLS / 2];
-    size_t n = nrm__cache_wanted(&pool->base, class);
-    n = n != 0 ? nrm__slabs_take(&pool->slabs, class, cells, n) : 0;
     if (n != 0) {
         n -= nrm__cache_keep_cells(&pool->base, class, cells, n);
     }
@@ -166,10 +167,39 @@ get_more_cells(struct nrm__pool *pool, size_t class)
     }
 }
 
+/* Of slabs that there are, the one of this thread's new cell first of all. */
+static void
+get_more_cells(struct nrm__pool *pool, size_t class)
+{
+    struct nrm__cell cells[NRM__MAGAZINE_CELLS / 2];
+    size_t n = nrm__cache_wanted(&pool->base, class);
+    n = n != 0 ? nrm__slabs_take(&pool->slabs, class, cells, n) : 0;
+    keep_cells(pool, class, cells, n);
+}
+
+/* What another thread had too many of, and the others of it for this thread. */
+static bool
+allocate_from_batch(struct nrm__pool *pool, size_t nbytes, struct nrm__block *out)
+{
+    struct nrm__cell cells[NRM__SLAB_BATCH];
+    size_t class = nrm__slab_class_index(nbytes);
+    size_t n = nrm__cache_wanted(&pool->base, class);
+    n = n != 0 ? nrm__slabs_take_batch(&pool->slabs, class, cells) : 0;
+    if (n == 0) {
+        return false;
+    }
+    nrm__slabs_make_live(&cells[n - 1], nbytes, out);
+    keep_cells(pool, class, cells, n - 1);
+    return true;
+}
+
 static nrm_status
 allocate_cell(struct nrm__pool *pool, const struct nrm__request *request,
               struct nrm__block *out)
 {
+    if (allocate_from_batch(pool, request->nbytes, out)) {
+        return NRM_OK;
+    }
     nrm_status status = nrm__slabs_allocate(&pool->slabs, request->nbytes, out);
     if (status ==
         NRM_OUT_OF_MEMORY) { /* threads have given up cells meanwhile: gather */
@@ -236,8 +266,14 @@ deallocate_cell(struct nrm__pool *pool, const struct nrm__block *block)
 {
     struct nrm__cell cells[NRM__MAGAZINE_CELLS / 2 + 1];
     const struct nrm__slab *slab = block->record;
-    size_t n = nrm__cache_give_up_cells(&pool->base, slab->class_index, cells);
-    cells[n] = (struct nrm__cell){block->ptr, block->record};
+    size_t class = slab->class_index;
+    size_t n = nrm__cache_give_up_cells(&pool->base, class, cells);
+    struct nrm__cell own = {block->ptr, block->record};
+    if (nrm__slabs_put_batch(&pool->slabs, class, cells, n)) {
+        keep_cells(pool, class, &own, 1);
+        return;
+    }
+    cells[n] = own;
     nrm__slabs_put(&pool->slabs, cells, n + 1);
 }
 
@@ -284,6 +320,12 @@ pool_take_back(nrm_resource *mr, struct nrm__magazines *magazines)
 {
     struct nrm__pool *pool = pool_from(mr);
     size_t n_blocks = 0;
+    if (magazines == NULL) {
+        if (pool->has_slabs) {
+            nrm__slabs_break_batches(&pool->slabs);
+        }
+        return;
+    }
     for (size_t i = 0; i < NRM__CACHE_SETS; i++) {
         n_blocks += nrm__pool_free_kept(pool, &magazines->sets[i]);
     }
