@@ -371,6 +371,9 @@ choose_locked(struct nrm__slab_class *class, bool may_make)
         slab = own != NULL || may_make ? own : slab;
         if (slab != NULL) {
             slab->user = user;
+            /* The first that it looks at next. */
+            nrm__list_remove(&slab->available);
+            nrm__list_insert_after(&class->available, &slab->available);
         }
     }
     return slab;

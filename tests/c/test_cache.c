@@ -611,6 +611,135 @@ TEST_EACH(the_peak_of_several_threads_is_near, peak_cases)
     release(&pooled);
 }
 
+/* ---- blocks below 64 KiB ---- */
+
+TEST(a_block_below_64_KiB_serves_the_next_request_of_about_its_size)
+{
+    struct pooled pooled = make_pool(0);
+    static const size_t pairs[][2] = {
+        {8193, 9216}, {16300, 15361}, {20000, 18433}, {40000, 36865}, {65535, 61441}};
+    void *first = allocate(pooled.pool, 64); /* makes the short way */
+    CHECK_OK(nrm_resource_deallocate(pooled.pool, first, 0, NULL));
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
+        void *ptr = allocate(pooled.pool, pairs[i][0]);
+        CHECK_OK(nrm_resource_deallocate(pooled.pool, ptr, 0, NULL));
+        CHECK_EQ(allocate(pooled.pool, pairs[i][1]), ptr);
+        CHECK_EQ(live_nbytes(pooled.pool), (int64_t)pairs[i][1]);
+        CHECK_OK(nrm_resource_deallocate(pooled.pool, ptr, 0, NULL));
+    }
+    release(&pooled);
+}
+
+TEST(a_pool_with_a_limit_cuts_such_blocks_to_measure)
+{
+    struct pooled pooled = make_pool(64 * NRM__MIB);
+    void *ptrs[4];
+    for (int i = 0; i < 4; i++) {
+        ptrs[i] = allocate(pooled.pool, 33 * 1024);
+    }
+    nrm_block_info info;
+    REQUIRE_OK(nrm_block_find(ptrs[0], &info));
+    CHECK_EQ(info.capacity, 33u * 1024);
+    nrm_resource_release(info.resource);
+    for (int i = 0; i < 4; i++) {
+        CHECK_OK(nrm_resource_deallocate(pooled.pool, ptrs[i], 0, NULL));
+    }
+    release(&pooled);
+}
+
+/* How many blocks of a size this thread keeps. */
+static size_t
+n_kept_of(nrm_resource *pool, size_t nbytes)
+{
+    struct nrm__cache *cache;
+    struct nrm__slot *slot = nrm__cache_enter_slot(pool, &cache);
+    if (!CHECK(slot != NULL)) {
+        return 0;
+    }
+    size_t n = nrm__cache_set_of(slot->magazines, nbytes, 0)->n;
+    nrm__cache_leave(cache);
+    return n;
+}
+
+TEST(blocks_of_a_size_come_and_go_by_halves)
+{
+    struct pooled pooled = make_pool(0);
+    enum { N = 200, NBYTES = 32 * 1024, HALF = 8 };
+    void *ptrs[N];
+    void *first = allocate(pooled.pool, 64);
+    ptrs[0] = allocate(pooled.pool, NBYTES);
+    CHECK_EQ(n_kept_of(pooled.pool, NBYTES), (size_t)HALF);
+    for (int i = 1; i < N; i++) {
+        ptrs[i] = allocate(pooled.pool, NBYTES);
+        CHECK_LE(n_kept_of(pooled.pool, NBYTES), (size_t)HALF);
+        CHECK_EQ(live_nbytes(pooled.pool), 64 + (int64_t)(i + 1) * NBYTES);
+    }
+    nrm__pool_check(pooled.pool);
+    for (int i = 0; i < N; i++) {
+        size_t before = n_kept_of(pooled.pool, NBYTES);
+        CHECK_OK(nrm_resource_deallocate(pooled.pool, ptrs[i], 0, NULL));
+        size_t now = n_kept_of(pooled.pool, NBYTES);
+        CHECK_EQ(now, before == 2 * HALF ? (size_t)HALF : before + 1);
+    }
+    nrm__pool_check(pooled.pool);
+    CHECK_OK(nrm_resource_deallocate(pooled.pool, first, 0, NULL));
+    CHECK_EQ(live_nbytes(pooled.pool), 0);
+    CHECK_OK(nrm_resource_trim(pooled.pool, 0, NULL));
+    CHECK_EQ(reserved_nbytes(pooled.pool), 0);
+    release(&pooled);
+}
+
+TEST(a_block_that_was_cut_in_place_is_kept_among_those_of_its_size)
+{
+    struct pooled pooled = make_pool(0);
+    void *before = allocate(pooled.pool, 60000), *cut;
+    nrm_block_info info;
+    CHECK_OK(
+        nrm_resource_reallocate(pooled.pool, before, 17 * 1024 - 1, 0, NULL, &cut));
+    CHECK(cut == before);
+    REQUIRE_OK(nrm_block_find(cut, &info));
+    nrm_resource_release(info.resource);
+    CHECK_EQ(info.capacity, 18u * 1024);
+    CHECK_OK(nrm_resource_deallocate(pooled.pool, cut, 0, NULL));
+    CHECK_EQ(allocate(pooled.pool, 17 * 1024), cut);
+    CHECK_OK(nrm_resource_deallocate(pooled.pool, cut, 0, NULL));
+    release(&pooled);
+}
+
+/* ---- from thread to thread ---- */
+
+/* Blocks that one thread makes and another frees: what it has too many of is on the way back
+   when the pool ends, or is trimmed. */
+static const struct way_end {
+    const char *name;
+    bool trims;
+} way_ends[] = {{"trimmed", true}, {"ended", false}};
+
+TEST_EACH(what_is_on_its_way_to_another_thread_comes_back, way_ends)
+{
+    static const size_t sizes[] = {64, 1000, 8192, 20000};
+    struct pooled pooled = make_pool(0);
+    struct worker worker;
+    void *ptrs[300];
+    struct turn turn = {pooled.pool, ptrs, 300, 0};
+    worker_start(&worker);
+    for (int round = 0; round < 4; round++) {
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+            turn.nbytes = sizes[i];
+            allocate_all(&turn);
+            worker_run(&worker, free_all, &turn);
+        }
+    }
+    nrm__pool_check(pooled.pool);
+    CHECK_EQ(live_nbytes(pooled.pool), 0);
+    if (row->trims) {
+        CHECK_OK(nrm_resource_trim(pooled.pool, 0, NULL));
+        CHECK_EQ(reserved_nbytes(pooled.pool), 0);
+    }
+    release(&pooled);
+    worker_end(&worker);
+}
+
 /* More of them than a thread has room for: they displace each other all the time. */
 TEST(more_pools_and_routes_than_slots_count_right)
 {

@@ -1,8 +1,12 @@
 /* Slabs, in a resource that has nothing else: each chunk is a mapping of its own. */
 
+#include <pthread.h>
+#include <string.h>
+
 #include "check.h"
 
 #include "base/error.h"
+#include "core/cache.h"
 #include "core/nodes.h"
 #include "core/slab.h"
 #include "os/memory.h"
@@ -588,6 +592,162 @@ TEST(what_one_thread_made_another_frees)
         CHECK(ptr == NULL || release(owner, ptr));
     }
     nrm__slabs_check(&owner->slabs);
+    nrm_resource_release(&owner->base);
+}
+
+/* ---- threads side by side ---- */
+
+struct spread {
+    struct owner *owner;
+    struct nrm__block block;
+};
+
+static void *
+allocate_there(void *argument)
+{
+    struct spread *spread = argument;
+    allocate(spread->owner, 1000, &spread->block);
+    return NULL;
+}
+
+/* One thread after the other. */
+static void
+allocate_in_threads(struct spread *spread, int n)
+{
+    for (int i = 0; i < n; i++) {
+        pthread_t thread;
+        REQUIRE_EQ(pthread_create(&thread, NULL, allocate_there, &spread[i]), 0);
+        pthread_join(thread, NULL);
+    }
+}
+
+#define N_SPREAD 20
+
+TEST(threads_have_their_cells_in_chunks_of_their_own_until_there_are_many)
+{
+    struct owner *owner = create_owner();
+    struct spread spread[N_SPREAD];
+    struct nrm__block mine, other;
+    owner->slabs.spreads = true;
+    for (int i = 0; i < N_SPREAD; i++) {
+        spread[i].owner = owner;
+    }
+    allocate(owner, 1000, &mine);
+    allocate_in_threads(spread, 4);
+    CHECK_EQ(atomic_load(&owner->n_chunks), 5u);
+    for (int i = 0; i < 4; i++) {
+        CHECK(spread[i].block.record != mine.record);
+    }
+    allocate(owner, 1000, &other);
+    CHECK_EQ(other.record, mine.record);
+    allocate_in_threads(&spread[4], N_SPREAD - 4);
+    CHECK_EQ(atomic_load(&owner->n_chunks), 16u);
+    nrm__slabs_check(&owner->slabs);
+    for (int i = 0; i < N_SPREAD; i++) {
+        CHECK(release(owner, spread[i].block.ptr));
+    }
+    CHECK(release(owner, mine.ptr) && release(owner, other.ptr));
+    nrm__slabs_check(&owner->slabs);
+    nrm_resource_release(&owner->base);
+}
+
+TEST(a_chunk_of_another_thread_serves_when_there_are_no_more)
+{
+    struct owner *owner = create_owner();
+    struct spread spread = {.owner = owner};
+    struct nrm__block mine, full[64];
+    owner->slabs.spreads = true;
+    allocate(owner, 1000, &mine);
+    atomic_store(&owner->refuses, true);
+    allocate_in_threads(&spread, 1);
+    CHECK_EQ(spread.block.record, mine.record);
+    for (int i = 0; i < 62; i++) {
+        allocate(owner, 1000, &full[i]);
+    }
+    CHECK_STATUS(nrm__slabs_allocate(&owner->slabs, 1000, &full[62]),
+                 NRM_OUT_OF_MEMORY);
+    for (int i = 0; i < 62; i++) {
+        CHECK(release(owner, full[i].ptr));
+    }
+    CHECK(release(owner, mine.ptr) && release(owner, spread.block.ptr));
+    nrm__slabs_check(&owner->slabs);
+    nrm_resource_release(&owner->base);
+}
+
+/* ---- batches ---- */
+
+TEST(a_batch_comes_back_as_it_was_put)
+{
+    struct owner *owner = create_owner();
+    struct nrm__slabs *slabs = &owner->slabs;
+    struct nrm__cell cells[NRM__SLAB_BATCH], again[NRM__SLAB_BATCH];
+    struct nrm__block block = {0};
+    size_t class = nrm__slab_class_index(100);
+    slabs->spreads = true;
+    allocate(owner, 100, &block);
+    REQUIRE_EQ(nrm__slabs_take(slabs, class, cells, 8), 8u);
+    CHECK(nrm__slabs_put_batch(slabs, class, cells, 8));
+    nrm__slabs_check(slabs);
+    CHECK_EQ(nrm__slabs_take_batch(slabs, class + 1, again), 0u);
+    CHECK_EQ(nrm__slabs_take_batch(slabs, class, again), 8u);
+    CHECK_EQ(memcmp(cells, again, 8 * sizeof *cells), 0);
+    CHECK_EQ(nrm__slabs_take_batch(slabs, class, again), 0u);
+    CHECK_EQ(found_nbytes(cells[0].ptr, cells[0].ptr), 0u);
+    struct nrm__block live = {.owner = &owner->base};
+    nrm_resource_retain(&owner->base); /* for the block */
+    nrm__slabs_make_live(&cells[0], 90, &live);
+    CHECK_EQ(found_nbytes(cells[0].ptr, cells[0].ptr), 90u);
+    CHECK(release(owner, block.ptr));
+    CHECK(release(owner, cells[0].ptr));
+    nrm__slabs_put(slabs, &cells[1], 7);
+    nrm__slabs_check(slabs);
+    nrm_resource_release(&owner->base);
+}
+
+TEST(batches_are_bounded_and_break_up)
+{
+    struct owner *owner = create_owner();
+    struct nrm__slabs *slabs = &owner->slabs;
+    struct nrm__cell cells[NRM__SLAB_BATCH];
+    struct nrm__block block;
+    size_t class = nrm__slab_class_index(64), n_put = 0, nbytes = 0;
+    slabs->spreads = true;
+    allocate(owner, 64, &block);
+    for (;;) {
+        REQUIRE_EQ(nrm__slabs_take(slabs, class, cells, 32), 32u);
+        if (!nrm__slabs_put_batch(slabs, class, cells, 32)) {
+            break;
+        }
+        n_put++;
+    }
+    nrm__slabs_put(slabs, cells, 32);
+    CHECK_EQ(n_put, 6u);
+    CHECK(release(owner, block.ptr));
+    nrm__slabs_trim(slabs, 0, &nbytes);
+    CHECK_EQ(nbytes, 0u); /* its cells are on their way */
+    nrm__slabs_break_batches(slabs);
+    nrm__slabs_check(slabs);
+    nrm__slabs_trim(slabs, 0, &nbytes);
+    CHECK_EQ(nbytes, NRM__SLAB_CHUNK);
+    nrm_resource_release(&owner->base);
+}
+
+TEST(an_owner_that_is_closed_keeps_no_batch)
+{
+    struct owner *owner = create_owner();
+    struct nrm__slabs *slabs = &owner->slabs;
+    struct nrm__cell cells[8];
+    struct nrm__block block;
+    size_t class = nrm__slab_class_index(64);
+    allocate(owner, 64, &block);
+    REQUIRE_EQ(nrm__slabs_take(slabs, class, cells, 8), 8u);
+    CHECK(!nrm__slabs_put_batch(slabs, class, cells, 8)); /* as it does not spread */
+    slabs->spreads = true;
+    CHECK(!nrm__slabs_put_batch(slabs, class, cells, 0));
+    atomic_store(&owner->base.is_closed, true);
+    CHECK(!nrm__slabs_put_batch(slabs, class, cells, 8));
+    nrm__slabs_put(slabs, cells, 8);
+    CHECK(release(owner, block.ptr));
     nrm_resource_release(&owner->base);
 }
 
