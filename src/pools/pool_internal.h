@@ -332,8 +332,8 @@ void nrm__pool_free_block(struct nrm__pool *pool, struct nrm__pool_block *block)
    the caller to let go of their holds. */
 size_t nrm__pool_free_kept(struct nrm__pool *pool, struct nrm__cache_set *set);
 
-/* Claims up to `n` blocks of free memory at once, without growth; returns how many. The
-   pool is a host pool. And takes such blocks back. */
+/* Claims up to `n` blocks at once, without growth, while much more is free than that; returns
+   how many. The pool is a host pool. And takes such blocks back. */
 size_t nrm__pool_take_more(struct nrm__pool *pool, size_t nbytes, struct nrm__cell *out,
                            size_t n);
 void nrm__pool_put_more(struct nrm__pool *pool, const struct nrm__cell *cells,
