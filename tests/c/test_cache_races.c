@@ -329,14 +329,15 @@ TEST(a_pool_may_die_while_a_thread_that_used_it_ends)
 }
 
 /* The last user goes while other threads free the last blocks. */
-static void *last_blocks[64];
+enum { N_LAST = 300 }; /* more than a thread keeps */
+static void *last_blocks[N_LAST];
 
 static void
 free_last_blocks(void *unused)
 {
     (void)unused;
     meet(&before_free);
-    for (size_t i = 0; i < 64; i++) {
+    for (size_t i = 0; i < N_LAST; i++) {
         CHECK_OK(nrm_resource_deallocate(pool, last_blocks[i], 0, NULL));
     }
 }
@@ -348,7 +349,7 @@ TEST(the_last_user_may_go_while_the_last_blocks_are_freed)
     for (int i = 0; i < 800 / SLOW; i++) {
         begin();
         worker_run(&worker, fill_cache, pool);
-        for (size_t k = 0; k < 64; k++) {
+        for (size_t k = 0; k < N_LAST; k++) {
             last_blocks[k] = allocate(pool, k % 8 ? 100 : 20000);
         }
         worker_ask(&worker, free_last_blocks, NULL);
