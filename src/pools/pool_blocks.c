@@ -3,6 +3,9 @@
  * check of all of it. Nothing here asks the upstream or the driver, and everything runs
  * under the pool's lock.
  */
+#include <stddef.h>
+#include <string.h>
+
 #include "base/assert.h"
 #include "core/nodes.h"
 #include "core/uses.h"
@@ -106,13 +109,26 @@ nrm__pool_next_class_locked(const struct nrm__pool_bins *bins, unsigned class)
 
 /* ---- descriptions ---- */
 
+/* A look-up that took no lock may read the key of a description that describes nothing: so
+   that, and what it reads next, change by atomic stores. It finds no live block. */
+static void
+clear(struct nrm__pool_block *block)
+{
+    atomic_store_explicit(&block->live.key, 0, memory_order_relaxed);
+    atomic_store_explicit(&block->live.nbytes, 0, memory_order_relaxed);
+    atomic_store_explicit(&block->live.capacity, 0, memory_order_relaxed);
+    atomic_store_explicit(&block->live.goes_long, false, memory_order_relaxed);
+    block->live.segment = NULL;
+    memset(&block->start, 0, sizeof *block - offsetof(struct nrm__pool_block, start));
+}
+
 struct nrm__pool_block *
 nrm__pool_create_block_locked(struct nrm__pool *pool)
 {
     struct nrm__pool_block *block = pool->spare;
     if (block != NULL) {
         pool->spare = block->next;
-        *block = (struct nrm__pool_block){0};
+        clear(block);
         if (pool->order != NULL) {
             *nrm__pool_ordered(block) = (struct nrm__pool_ordered_block){0};
         }
