@@ -180,7 +180,7 @@ nrm__pool_take_more(struct nrm__pool *pool, size_t nbytes, struct nrm__cell *out
 void
 nrm__pool_put_more(struct nrm__pool *pool, const struct nrm__cell *cells, size_t n)
 {
-    free_claimed(pool, cells, n);
+    free_claimed(pool, cells, n, false);
 }
 
 /* ---- the search for memory ---- */
