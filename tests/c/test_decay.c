@@ -50,7 +50,7 @@ decays_to(nrm_resource *mr, int64_t nbytes)
 static void
 expect_sleep(void)
 {
-    nrm__sleep_ns(150000000); /* what it has begun it may end */
+    nrm__sleep_ns(600000000); /* for what it has begun, and another look or two */
     uint64_t n = nrm__background_n_turns();
     nrm__sleep_ns(400000000);
     CHECK_EQ(nrm__background_n_turns(), n);
