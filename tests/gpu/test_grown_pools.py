@@ -64,11 +64,7 @@ def driver() -> Driver:
 @pytest.fixture(params=[mr.PinnedHostMemoryResource, mr.ManagedMemoryResource])
 def array(request: pytest.FixtureRequest, driver: Driver) -> np.ndarray:
     """A host array of 1 GiB."""
-    sources = {
-        "pinned": mr.PinnedHostMemoryResource,
-        "managed": mr.ManagedMemoryResource,
-    }
-    pool = mr.PoolMemoryResource(sources[request.param]())
+    pool = mr.PoolMemoryResource(request.param())
     grow(pool)
     with numpy_rmm.use_handler(pool):
         array = np.empty(NBYTES, np.uint8)
