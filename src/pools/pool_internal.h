@@ -402,15 +402,22 @@ size_t nrm__pool_give_segments_back(struct nrm__pool *pool, size_t min_nbytes,
    and are free as a whole back. */
 void nrm__pool_give_idle_back(struct nrm__pool *pool);
 
-/* True: the background thread is to be told that segments are free (nrm__background_watch);
-   once, until it finds none any more. */
+/* True: the pool has more than stays for good, and the background thread is to be told to
+   look at it (nrm__background_watch); once, until it finds nothing to do any more. */
+static inline bool
+nrm__pool_begins_watch_locked(struct nrm__pool *pool)
+{
+    bool begins = !pool->is_watched && pool->decay_ns != 0 &&
+                  pool->reserved_nbytes > pool->kept_nbytes;
+    pool->is_watched |= begins;
+    return begins;
+}
+
+/* The same when something lies free. */
 static inline bool
 nrm__pool_begins_decay_locked(struct nrm__pool *pool)
 {
-    bool begins = (pool->n_whole | pool->n_used) != 0 && !pool->is_watched &&
-                  pool->decay_ns != 0 && pool->reserved_nbytes > pool->kept_nbytes;
-    pool->is_watched |= begins;
-    return begins;
+    return (pool->n_whole | pool->n_used) != 0 && nrm__pool_begins_watch_locked(pool);
 }
 
 /* Whether free memory is in the hands of the background thread just now, and a wait for it;

@@ -717,9 +717,7 @@ static void
 watch_growth(struct nrm__pool *pool)
 {
     nrm__lock_acquire(&pool->lock);
-    bool begins = pool->decay_ns != 0 && !pool->is_watched &&
-                  pool->reserved_nbytes > pool->kept_nbytes;
-    pool->is_watched |= begins;
+    bool begins = nrm__pool_begins_watch_locked(pool);
     nrm__lock_release(&pool->lock);
     if (begins) {
         nrm__background_watch(&pool->watched);

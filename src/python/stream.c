@@ -16,9 +16,8 @@
 
 struct stream_object {
     PyObject ob_base;   /* as PyObject_HEAD */
-    nrm_stream *stream; /* owned; NULL: the per-thread default one of whoever uses it */
+    nrm_stream *stream; /* owned; NULL: closed, or by its handle the thread's own */
     uintptr_t handle;   /* for its name, also when it is closed */
-    bool is_closed;
 };
 
 #define STREAM_TEXT "obj=None, flags=None"
@@ -29,10 +28,17 @@ handle_of(PyObject *object)
     return ((struct stream_object *)object)->handle;
 }
 
+static bool
+is_closed(PyObject *object)
+{
+    return ((struct stream_object *)object)->stream == NULL &&
+           handle_of(object) != NRM_STREAM_HANDLE_PER_THREAD;
+}
+
 static int
 check_open(struct module_state *state, PyObject *object)
 {
-    if (!((struct stream_object *)object)->is_closed) {
+    if (!is_closed(object)) {
         return 0;
     }
     (void)errors_raise(state, nrm__cuda_error(NRM_CUDA_ERROR_INVALID_HANDLE,
@@ -249,7 +255,6 @@ close_stream(PyObject *object, PyObject *Py_UNUSED(unused))
     }
     nrm_stream *stream = self->stream;
     self->stream = NULL;
-    self->is_closed = true;
     nrm_stream_release(stream);
     Py_RETURN_NONE;
 }
@@ -294,10 +299,8 @@ stream_repr(PyObject *object)
     if (handle <= NRM_STREAM_HANDLE_PER_THREAD) {
         return PyUnicode_FromFormat("<Stream %s>", constants[handle]);
     }
-    return PyUnicode_FromFormat(((struct stream_object *)object)->is_closed
-                                    ? "<Stream %p, closed>"
-                                    : "<Stream %p>",
-                                (void *)handle);
+    return PyUnicode_FromFormat(
+        is_closed(object) ? "<Stream %p, closed>" : "<Stream %p>", (void *)handle);
 }
 
 static PyObject *
