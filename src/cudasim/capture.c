@@ -377,7 +377,7 @@ cuStreamGetCaptureInfo_v3(nrm_CUstream stream, nrm_CUstreamCaptureStatus *status
     *status = capture == NULL ? (unsigned)NRM_CU_STREAM_CAPTURE_STATUS_NONE
                               : capture->status;
     if (id != NULL) {
-        *id = active ? capture->id : 0;
+        *id = capture != NULL ? capture->id : 0;
     }
     if (graph != NULL && active) {
         *graph = capture->graph;
