@@ -301,15 +301,14 @@ allocator_trim(struct allocator *self)
     }
 }
 
-void
-allocator_usage(struct allocator *self, uint64_t *reserved, uint64_t *parked)
+uint64_t
+allocator_reserved(struct allocator *self)
 {
     nrm_statistics statistics = {0};
     if (self->mr != NULL && nrm_resource_statistics(self->mr, &statistics) != NRM_OK) {
         fail("statistics: %s", nrm_last_error()->message);
     }
-    *reserved = (uint64_t)statistics.reserved_bytes;
-    *parked = (uint64_t)statistics.parked_bytes;
+    return (uint64_t)statistics.reserved_bytes;
 }
 
 void *

@@ -40,7 +40,7 @@ void allocator_close(struct allocator *self);
 /* Gives back what is not in use. */
 void allocator_trim(struct allocator *self);
 /* Bytes taken from upstream and, of those, still in use by a GPU; 0 where not known. */
-void allocator_usage(struct allocator *self, uint64_t *reserved, uint64_t *parked);
+uint64_t allocator_reserved(struct allocator *self);
 
 /* One that cannot fail: the program ends with what went wrong. */
 void *allocate(struct allocator *self, size_t nbytes, size_t stream);

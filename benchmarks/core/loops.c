@@ -166,15 +166,14 @@ run_random(struct allocator *a)
     for (size_t i = 0; i < n_samples; i++) {
         struct random_run run = {.blocks = blocks};
         struct standard_random random = STANDARD_RANDOM;
-        uint64_t reserved, parked, start = now_ns();
+        uint64_t start = now_ns();
         for (size_t j = 0; j < 2 * n; j++) {
             random_step(a, &run, &random, n, max, cap);
         }
         sample((double)(now_ns() - start) / 1e6);
-        allocator_usage(a, &reserved, &parked);
         extra("failed", (double)run.n_failed);
         extra("peak_live_bytes", (double)run.peak_nbytes);
-        extra("reserved_bytes", (double)reserved);
+        extra("reserved_bytes", (double)allocator_reserved(a));
         deallocate_all(a, blocks, run.n_live);
     }
 }

@@ -358,9 +358,8 @@ struct peaks {
 static void
 look(struct player *player, struct peaks *peaks)
 {
-    uint64_t reserved = 0, parked = 0;
-    allocator_usage(player->a, &reserved, &parked);
-    uint64_t live = player->live_nbytes + parked, resident = resident_nbytes();
+    uint64_t live = player->live_nbytes, resident = resident_nbytes();
+    uint64_t reserved = allocator_reserved(player->a);
     peaks->live = live > peaks->live ? live : peaks->live;
     peaks->reserved = reserved > peaks->reserved ? reserved : peaks->reserved;
     peaks->resident = resident > peaks->resident ? resident : peaks->resident;
@@ -391,8 +390,9 @@ play_and_look(struct allocator *a, const struct trace *trace)
 }
 
 /* Peak reserved over peak live: of what an allocator says it has taken (ours), and of
-   what the system has given to a process that writes every byte (all). Blocks that the
-   GPU has not finished are live. A sample is a synthetic trace of its own. */
+   what the system has given to a process that writes every byte (all). Of device memory
+   nothing is used: what is freed counts as free, whether the allocator knows that it is done
+   or not. A sample is a synthetic trace of its own. */
 void
 run_usage(struct allocator *a)
 {

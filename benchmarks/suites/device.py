@@ -7,6 +7,7 @@ program and of random allocations to our pool.
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 
 from _bench import KIB, MIB, size
 from _gpu import OURS
@@ -148,7 +149,7 @@ def c_random(suite: Suite) -> Table:
 
     def fill(c: CSuite, table: Table) -> None:
         for n, mib in cases:
-            parameters = {"n": n, "max": f"{mib} MiB", "samples": 1}
+            parameters = {"n": n, "max": f"{mib} MiB", "samples": 3}
             c.row(table, f"{n:,} × ≤ {mib} MiB", "random", parameters)
 
     title = "random_allocations, as RMM defines it"
@@ -205,15 +206,16 @@ def c_threads(suite: Suite) -> Table:
 
 
 def c_fragmentation(suite: Suite) -> Table:
-    """What the GPU has not finished counts as live. A turn is a trace of its own."""
-    live, largest = suite.pick(64, 4096), suite.pick(1, 64)
+    """Nothing works on the blocks: what is freed is done. A trace of its own each turn."""
+    cases = suite.pick(((64, 1),), ((4096, 64), (16384, 512)))
 
     def fill(c: CSuite, table: Table) -> None:
-        for n in (1, 4):
+        for (live, largest), n in product(cases, (1, 4)):
             parameters = {"streams": n, "trace_streams": n, "live": f"{live} MiB"}
             parameters |= {"max": f"{largest} MiB", "samples": suite.settings.rounds}
             parameters |= {"operations": suite.pick(2000, 100_000)}
-            name = f"{live} MiB live, {n} stream{'s' if n > 1 else ''}"
+            name = f"{size(live * MIB)} live of ≤ {size(largest * MIB)}, "
+            name += f"{n} stream{'s' if n > 1 else ''}"
             rounds = {OURS: c.runs("usage", parameters)[OURS]}
             table.measure(name, partial(c.settings.in_turns, name, rounds, 1))
 

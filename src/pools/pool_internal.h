@@ -101,6 +101,7 @@ struct nrm__pool_order {
     /* Under the pool's lock: */
     uint64_t n_ended;      /* graphs, when the held blocks were looked at */
     size_t pending_nbytes; /* in all lists */
+    size_t looked_nbytes;  /* of them, when the driver was asked last */
     unsigned turn;         /* the list that is looked at first for a block to adopt */
 };
 

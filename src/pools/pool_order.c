@@ -12,9 +12,11 @@
  * little of a large segment would then keep all of it from the others. They are put
  * together for that stream alone, when it would find nothing otherwise.
  *
- * An allocation takes what is its stream's own, what is done, what its thread keeps of other
- * sizes and streams, what is done when the driver is asked; then it grows the pool; and only
- * then it makes its stream wait for another.
+ * An allocation takes what is its stream's own or what is done, whichever fits better, what
+ * its thread keeps of other sizes and streams, what is done when the driver is asked; then
+ * it grows the pool; and only then it makes its stream wait for another. Before it cuts a
+ * large block it asks the driver too, when much was freed since the last time: what is
+ * done merges, and what is not lies about in pieces that fit nobody.
  * Waiting takes the piece that is needed, and the rest of the block keeps its tag: the stream
  * that freed it goes on without a wait, also when the one that waits is stuck. So nothing
  * is left of a block after a wait that had to be stamped anew. What was freed on the same
@@ -39,7 +41,11 @@
 enum {
     LOOKS = 64,      /* blocks that a search beside the bins looks at */
     MAX_REFUSED = 8, /* blocks that could not be waited for */
+    LOOK_SHIFT = 4,  /* freed since the driver was asked: this fraction of the pool */
 };
+
+#define LOOK_MIN_NBYTES NRM__MIB /* requests of fewer bytes ask only when they must */
+#define LOOK_AFTER_NBYTES (64 * NRM__MIB) /* freed meanwhile, at least */
 
 /* What an allocation looks for. */
 struct search {
@@ -86,6 +92,25 @@ take_own_locked(const struct search *search)
     return nrm__pool_take_wanted_locked(pool, &pool->order->others->bins,
                                         search->nbytes, search->alignment, LOOKS,
                                         is_usable, search);
+}
+
+/* What is done fits better than what the stream freed itself. */
+static bool
+done_fits_better_locked(const struct search *search)
+{
+    struct nrm__pool *pool = search->pool;
+    if (!search->has_slot) {
+        return false; /* its own are looked at one by one */
+    }
+    const struct nrm__pool_list *list =
+        nrm__pool_list_at(pool->order, search->slot.stream % NRM__POOL_N_STREAMS);
+    if (list == NULL || list->nbytes == 0 ||
+        !nrm__pool_is_of_list(list, search->slot)) {
+        return false;
+    }
+    unsigned class = nrm__pool_class_of(search->nbytes);
+    return nrm__pool_next_class_locked(pool->bins, class) <
+           nrm__pool_next_class_locked(&list->bins, class);
 }
 
 /* Gives the free neighbours of a block that are done the block's own tag. */
@@ -145,8 +170,14 @@ static struct nrm__pool_block *
 take_usable(const struct search *search)
 {
     struct nrm__pool *pool = search->pool;
+    struct nrm__pool_block *block = NULL;
     nrm__lock_acquire(&pool->lock);
-    struct nrm__pool_block *block = take_own_locked(search);
+    if (done_fits_better_locked(search)) {
+        block = nrm__pool_take_locked(pool, search->nbytes, search->alignment);
+    }
+    if (block == NULL) {
+        block = take_own_locked(search);
+    }
     if (block == NULL) {
         block = nrm__pool_take_locked(pool, search->nbytes, search->alignment);
     }
@@ -366,11 +397,39 @@ find_at_last(struct search *search, nrm_status full, struct nrm__pool_block **ou
     return waits && nrm__pool_wait_for_more(pool, wait_ns) ? NRM_NOT_FOUND : full;
 }
 
+/* So much was freed since the driver was asked that a large block should not be cut before it
+   is asked again. */
+static bool
+is_look_due(const struct search *search)
+{
+    struct nrm__pool *pool = search->pool;
+    if (search->nbytes < LOOK_MIN_NBYTES) {
+        return false;
+    }
+    nrm__lock_acquire(&pool->lock);
+    size_t pending = nrm__pool_pending_locked(pool);
+    size_t *looked = &pool->order->looked_nbytes;
+    *looked = nrm__min(*looked, pending); /* streams had theirs back */
+    bool is_due = pending - *looked >=
+                  nrm__max(pool->reserved_nbytes >> LOOK_SHIFT, LOOK_AFTER_NBYTES);
+    nrm__lock_release(&pool->lock);
+    return is_due;
+}
+
 /* The search on a stream that is not captured. With NRM_OK and no block it turned out that it
    is. */
 static nrm_status
 find_streamed(struct search *search, struct nrm__pool_block **out)
 {
+    if (is_look_due(search)) {
+        if (!search->is_asked) {
+            NRM_TRY(ask_for_capture(search));
+        }
+        if (search->is_captured) {
+            return NRM_OK;
+        }
+        (void)nrm__pool_poll(search->pool);
+    }
     for (;;) {
         *out = take_usable(search);
         if (*out != NULL) {

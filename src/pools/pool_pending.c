@@ -476,6 +476,7 @@ nrm__pool_poll(struct nrm__pool *pool)
     nrm__lock_acquire(&pool->lock);
     bool more = nrm__pool_promote_locked(pool) || came_back;
     turn_others_locked(pool->order->others);
+    pool->order->looked_nbytes = pool->order->pending_nbytes;
     nrm__lock_release(&pool->lock);
     return more;
 }

@@ -7,7 +7,9 @@
  * hold, so that there are holes to choose from. A growth takes the lowest hole in which
  * the request fits, together with what is free on either side of it; it maps pieces
  * of the option's segment size, and larger ones when the pool has become large: a piece
- * costs the driver a call and the pool a description, whatever its size.
+ * costs the driver a call and the pool a description, whatever its size. Where much is free
+ * that does not fit, pieces of it go back first: so large blocks of many sizes do not take
+ * more memory than they need for long, and what moves is never what anybody uses.
  *
  * What is mapped where stands in a table with an entry for each granule of the driver, under
  * the pool's lock. A hole that is being filled, or a piece that is being unmapped, is
@@ -26,8 +28,10 @@
 #include "cuda/device.h"
 #include "os/memory.h"
 
-#define LARGE_POOL_NBYTES (4 * NRM__GIB) /* from here on pieces are ... */
-#define LARGE_FACTOR 4                   /* ... so many times larger */
+#define LARGE_POOL_NBYTES (32 * NRM__GIB) /* from here on pieces are ... */
+#define LARGE_FACTOR 4                    /* ... so many times larger */
+#define SPARE_SHIFT                                                                    \
+    4 /* free beside what is in use: this fraction of it moves nothing */
 
 struct nrm__pool_vmm {
     struct nrm__vmm_range range;
@@ -337,6 +341,48 @@ unbook(struct nrm__pool *pool, struct nrm__pool_vmm *vmm, size_t i, size_t nbyte
     nrm__lock_release(&pool->lock);
 }
 
+/* A segment that is free and done as a whole, away from the hole at an entry, out of the pool;
+   NULL: there is none, or there is little to spare. */
+static struct nrm__segment *
+detach_elsewhere_locked(struct nrm__pool *pool, const struct nrm__pool_vmm *vmm,
+                        size_t i, size_t hole_nbytes)
+{
+    size_t used = pool->reserved_nbytes - pool->free_nbytes;
+    uintptr_t start = (uintptr_t)vmm->range.base + i * vmm->range.granularity;
+    if (pool->free_nbytes - nrm__pool_pending_locked(pool) <= used >> SPARE_SHIFT) {
+        return NULL;
+    }
+    for (struct nrm__link *link = pool->segments.previous; link != &pool->segments;
+         link = link->previous) {
+        struct nrm__segment *segment = NRM__CONTAINER(link, struct nrm__segment, link);
+        struct nrm__pool_block *block =
+            nrm__pool_is_mapped(segment) ? nrm__pool_whole_locked(pool, segment) : NULL;
+        bool is_beside = block != NULL && (block->start + block->size == start ||
+                                           block->start == start + hole_nbytes);
+        if (block != NULL && !is_beside) {
+            return nrm__pool_detach_locked(pool, segment, block) ? segment : NULL;
+        }
+    }
+    return NULL;
+}
+
+/* Before `nbytes` are mapped in a hole as many go back that are free and of no use, if the
+   pool holds much more than is in use. */
+static void
+give_back_elsewhere(struct nrm__pool *pool, const struct nrm__pool_vmm *vmm, size_t i,
+                    size_t nbytes)
+{
+    for (size_t given = 0; given < nbytes;) {
+        nrm__lock_acquire(&pool->lock);
+        struct nrm__segment *segment = detach_elsewhere_locked(pool, vmm, i, nbytes);
+        nrm__lock_release(&pool->lock);
+        if (segment == NULL) {
+            return;
+        }
+        given += nrm__pool_drop_segment(pool, segment, false);
+    }
+}
+
 /* Gives a piece back that no segment names any more; false: it stays where it is. */
 static bool
 unmap_piece(struct nrm__pool_vmm *vmm, struct nrm__vmm_piece *piece)
@@ -395,6 +441,9 @@ nrm__pool_vmm_grow(struct nrm__pool *pool, size_t needed, unsigned how)
     }
     NRM_TRY(get_vmm(pool, &vmm));
     NRM_TRY(book_hole(pool, vmm, needed, how, &i, &nbytes, &piece_nbytes));
+    if (!(how & NRM__GROW_AHEAD)) {
+        give_back_elsewhere(pool, vmm, i, nbytes);
+    }
     nrm_status status = NRM_OK;
     while (nbytes != 0) {
         size_t one = nrm__min(nbytes, piece_nbytes);

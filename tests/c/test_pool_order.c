@@ -622,6 +622,54 @@ TEST(neighbours_of_two_streams_become_one_when_they_are_done)
     stop();
 }
 
+/* Its own block would have to be cut for what fits exactly in one that is done. */
+TEST(the_better_fit_is_taken_of_its_own_and_what_is_done)
+{
+    size_t small = NRM__MIB, large = 4 * NRM__MIB, all = 8 * NRM__MIB;
+    start(all);
+    nrm_stream *a = new_stream();
+    void *fit = take(small, a), *before = take(BLOCK, a), *own = take(large, a);
+    void *rest = take(all - small - large - BLOCK, a);
+    give(fit, a);
+    CHECK_STATUS(try_take(all, NULL), NRM_OUT_OF_MEMORY); /* finds that it is done */
+    hold(a);
+    write_on(a, own, 1);
+    give(own, a);
+    CHECK_STATUS(try_take(all, NULL), NRM_OUT_OF_MEMORY); /* the thread keeps nothing */
+    CHECK_EQ(pending_nbytes(), (int64_t)large);
+    CHECK(take(small, a) == fit);
+    CHECK(take(large, a) == own);
+    let_go(a);
+    give(fit, a);
+    give(own, a);
+    give(before, a);
+    give(rest, a);
+    nrm_stream_release(a);
+    stop();
+}
+
+/* What two streams have freed side by side fits exactly once it is known to be done. */
+TEST(a_large_block_is_not_cut_before_the_driver_was_asked)
+{
+    size_t half = 48 * NRM__MIB;
+    start(512 * NRM__MIB);
+    nrm_stream *a = new_stream(), *b = new_stream();
+    void *first = take(half, a), *second = take(half, b), *after = take(BLOCK, a);
+    give(first, a);
+    give(second, b);
+    void *both = take(2 * half, NULL);
+    CHECK(both == first);
+    uint64_t before = sim.call_count(NULL);
+    void *more = take(NRM__MIB, NULL); /* not again before as much is freed */
+    CHECK_EQ(sim.call_count(NULL), before);
+    give(both, NULL);
+    give(more, NULL);
+    give(after, a);
+    nrm_stream_release(a);
+    nrm_stream_release(b);
+    stop();
+}
+
 TEST(a_stream_that_used_a_little_leaves_the_rest_to_others)
 {
     start(16 * BLOCK);

@@ -345,20 +345,125 @@ TEST(an_initial_size_is_mapped_at_once)
     stop();
 }
 
+/* ---- what is free and does not fit ---- */
+
+/* Takes blocks of a piece each, and gives every second one back. */
+static void
+make_holes(char **ptrs, int n)
+{
+    for (int i = 0; i < n; i++) {
+        ptrs[i] = take(PIECE);
+    }
+    for (int i = 0; i < n; i += 2) {
+        give(ptrs[i]);
+    }
+}
+
+TEST(free_pieces_move_to_where_a_large_block_fits)
+{
+    char *ptrs[16];
+    start(0);
+    make_holes(ptrs, 16);
+    char *large = take(8 * PIECE);
+    CHECK_EQ(reserved_nbytes(pool), (int64_t)(16 * PIECE));
+    CHECK_EQ(n_pieces(), 16u);
+    CHECK(takes_a_copy(large, 8 * PIECE));
+    for (int i = 1; i < 16; i += 2) {
+        CHECK(takes_a_copy(ptrs[i], PIECE));
+        give(ptrs[i]);
+    }
+    give(large);
+    stop();
+}
+
+TEST(what_is_free_beside_a_growth_is_used_where_it_is)
+{
+    char *ptrs[5];
+    start(0);
+    for (int i = 0; i < 5; i++) {
+        ptrs[i] = take(PIECE);
+    }
+    give(ptrs[0]);
+    give(ptrs[4]);
+    uint64_t before = sim.call_count("cuMemCreate");
+    char *large = take(3 * PIECE);
+    CHECK(large == ptrs[4]);
+    CHECK_EQ(sim.call_count("cuMemCreate"), before + 2);
+    CHECK_EQ(sim.call_count("cuMemUnmap"), 1u);
+    CHECK_EQ(n_pieces(), 6u);
+    for (int i = 1; i < 4; i++) {
+        give(ptrs[i]);
+    }
+    give(large);
+    stop();
+}
+
+TEST(little_that_is_free_stays_where_it_is)
+{
+    char *ptrs[34];
+    start(0);
+    for (int i = 0; i < 34; i++) {
+        ptrs[i] = take(PIECE);
+    }
+    give(ptrs[0]);
+    give(ptrs[2]);
+    char *large = take(2 * PIECE); /* two of 32 */
+    CHECK_EQ(sim.call_count("cuMemUnmap"), 0u);
+    CHECK_EQ(n_pieces(), 36u);
+    CHECK_EQ(trim(), 2 * PIECE);
+    for (int i = 0; i < 34; i++) {
+        if (i != 0 && i != 2) {
+            give(ptrs[i]);
+        }
+    }
+    give(large);
+    stop();
+}
+
+TEST(no_piece_moves_that_the_gpu_may_use)
+{
+    char *ptrs[16];
+    start(0);
+    nrm_stream *a = new_stream();
+    for (int i = 0; i < 16; i++) {
+        ptrs[i] = take(PIECE);
+    }
+    hold(a);
+    CHECK_EQ(cuda.cuMemsetD8Async((nrm_CUdeviceptr)(uintptr_t)ptrs[0], 1, PIECE,
+                                  handle_of(a)),
+             NRM_CUDA_SUCCESS);
+    for (int i = 0; i < 16; i += 2) {
+        CHECK_OK(nrm_resource_deallocate(pool, ptrs[i], 0, a));
+    }
+    char *large = take(8 * PIECE);
+    CHECK_EQ(sim.call_count("cuMemUnmap"), 0u);
+    CHECK_EQ(n_pieces(), 24u);
+    let_go(a);
+    CHECK_EQ(cuda.cuCtxSynchronize(), NRM_CUDA_SUCCESS);
+    for (int i = 1; i < 16; i += 2) {
+        give(ptrs[i]);
+    }
+    give(large);
+    nrm_stream_release(a);
+    stop();
+}
+
 TEST(a_large_pool_grows_by_larger_pieces)
 {
     nrm_resource *mr = NULL, *source = NULL;
     void *most = NULL, *more = NULL;
+    machine_nbytes = 64 * NRM__GIB;
     start_machine();
+    machine_nbytes = 8 * NRM__GIB;
     source = device_source();
     REQUIRE_OK(nrm_pool_create(source, NULL, &mr));
     nrm_resource_release(source);
     pool = mr;
-    REQUIRE_OK(nrm_resource_allocate(pool, 4 * NRM__GIB, 0, NULL, &most));
-    CHECK_EQ(n_pieces(), 64u);
+    REQUIRE_OK(nrm_resource_allocate(pool, 32 * NRM__GIB, 0, NULL, &most));
+    CHECK_EQ(n_pieces(), 512u);
     REQUIRE_OK(nrm_resource_allocate(pool, 1000, 0, NULL, &more));
-    CHECK_EQ(n_pieces(), 65u);
-    CHECK_EQ(reserved_nbytes(pool), (int64_t)(4 * NRM__GIB + 256 * NRM__MIB));
+    CHECK_EQ(n_pieces(), 513u);
+    CHECK_EQ(reserved_nbytes(pool), (int64_t)(32 * NRM__GIB + 256 * NRM__MIB));
     char *small = take(1000); /* blocks are as small there as elsewhere */
     CHECK(small == (char *)more + 1024);
     give(small);
