@@ -345,8 +345,8 @@ def picture(outcomes: list[Outcome], title: str) -> str:
     height = TOP + len(makers) * (CELL + 9) + 48
     parts.append(f'<text x="0" y="{height - 26}" fill="#777">{title}</text>')
     parts.append(
-        f'<text x="0" y="{height - 8}" fill="#777">light: every byte right; dark: bytes '
-        "were wrong. A square is a stream, a size and a direction.</text>"
+        f'<text x="0" y="{height - 8}" fill="#777">light: every byte right; dark: '
+        "bytes were wrong. A square is a stream, a size and a direction.</text>"
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-12 0 {x + 12} {height}" '
