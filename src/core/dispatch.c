@@ -146,13 +146,15 @@ static bool
 take_short(nrm_resource *pool, const struct nrm__request *request,
            struct nrm__block *out)
 {
+    nrm_stream room;
     struct nrm__cache *cache;
+    const nrm_stream *named = nrm__short_named(pool, request->stream, &room);
     struct nrm__slot *slot = nrm__cache_enter_slot(pool, &cache);
     if (slot == NULL) {
         return false;
     }
-    if (nrm__short_allocate(slot, request->nbytes, request->alignment, request->stream,
-                            out) != NULL) {
+    if (nrm__short_allocate(slot, request->nbytes, request->alignment, named, out) !=
+        NULL) {
         leave(cache, slot, request->nbytes, true);
         return true;
     }

@@ -6,8 +6,9 @@
  * or the event is kept under the number that was taken. What is freed meanwhile bears the
  * next number, and the answer says nothing about it.
  *
- * The handle of a stream is used only while a reference to the stream is held, and that of
- * a per-thread stream in its own thread only: others take an event of the whole context.
+ * The handle of a stream is used only while a reference to the stream is held, that of a
+ * per-thread stream in its own thread only, and that of a stream of others only in a call
+ * that is given it: everybody else takes an event of the whole context.
  */
 #include "core/order.h"
 
@@ -21,8 +22,8 @@
 enum {
     TAG_DONE = 0,
     TAG_EPOCH = 1,
-    REAP = 2,           /* retired slots that are looked at when one is added */
-    REAP_RAW_FROM = 64, /* bare handles: only when so many are there */
+    REAP = 2,              /* retired slots that are looked at when one is added */
+    REAP_OTHERS_FROM = 64, /* in a free on a stream of others: only of so many */
 };
 
 static struct nrm__order_tag
@@ -53,9 +54,10 @@ record_context(int device, struct nrm__cuda_event *out)
     return NRM_NOT_FOUND;
 }
 
-/* Records what was submitted to the stream, or for a per-thread stream of another thread
-   to its context: on success everything that was stamped before comes before *out, retained,
-   or is done (NULL). The caller holds the stream, and is detached. */
+/* Records what was submitted to the stream, or for a per-thread stream of another thread,
+   and for NULL, to its context: on success everything that was stamped before comes before
+   *out, retained, or is done (NULL). The caller holds the stream, or was given a handle
+   for this call, holds the slot in its life, and is detached. */
 static nrm_status
 record(struct nrm__order *order, const nrm_stream *stream,
        struct nrm__order_event **out)
@@ -63,7 +65,7 @@ record(struct nrm__order *order, const nrm_stream *stream,
     struct nrm__cuda_event event;
     uint64_t number = atomic_fetch_add(&order->count, 1);
     *out = NULL;
-    if (nrm__stream_is_here(stream)) {
+    if (stream != NULL && nrm__stream_is_here(stream)) {
         NRM_TRY(nrm__cuda_stream_record(order->device, stream->handle, &event));
     }
     else {
@@ -106,7 +108,7 @@ get_order(nrm_stream *stream, int device)
 {
     struct nrm__order *order = nrm__order_find(stream, device);
     if (order == NULL) {
-        order = nrm__order_take(stream, device);
+        order = nrm__order_take(stream, device, nrm__stream_origin(stream));
         if (order != NULL) {
             order->next = atomic_load(&stream->orders);
             while (!atomic_compare_exchange_weak(&stream->orders, &order->next, order))
@@ -123,27 +125,40 @@ tag_of(const struct nrm__order *order, uint64_t count)
                                    count};
 }
 
-/* The event is recorded now, while the handle is an argument. */
+/* The event is recorded now, while the handle is an argument. Without one the tag stands, and
+   whoever needs it to be done takes an event of the context. */
 static struct nrm__order_tag
-stamp_handle(nrm_stream *stream, int device)
+stamp_other(const nrm_stream *stream)
 {
     struct nrm__order_event *event = NULL;
-    struct nrm__order *order = nrm__order_take(NULL, device);
+    struct nrm__order *order = nrm__order_make_other(stream);
     if (order == NULL) {
         return epoch_tag();
     }
+    atomic_thread_fence(memory_order_seq_cst); /* see nrm__order_stamp */
     struct nrm__order_tag tag = tag_of(order, atomic_load(&order->count));
     void *token = nrm__detach();
-    nrm_status status = record(order, stream, &event);
+    (void)record(order, stream, &event);
     nrm__attach(token);
     nrm__order_event_release(event);
-    nrm__order_end(order);
-    if (status != NRM_OK) {
-        nrm__order_raise(&order->done, tag.count); /* nobody has its tag */
-        nrm__order_try_recycle(order);
-        return epoch_tag();
-    }
+    nrm__order_drop(order);
     return tag;
+}
+
+void
+nrm__order_note(const nrm_stream *stream)
+{
+    struct nrm__order_event *event = NULL;
+    struct nrm__order *order =
+        nrm__stream_stays(stream) ? NULL : nrm__order_hold_other(stream);
+    if (order == NULL) {
+        return;
+    }
+    void *token = nrm__detach();
+    (void)record(order, stream, &event);
+    nrm__attach(token);
+    nrm__order_event_release(event);
+    nrm__order_drop(order);
 }
 
 static bool
@@ -184,8 +199,8 @@ nrm__order_stamp(nrm_stream *stream, int device)
         return epoch_tag();
     }
     if (!nrm__stream_stays(stream)) {
-        struct nrm__order_tag tag = stamp_handle(stream, device);
-        reap(REAP_RAW_FROM);
+        struct nrm__order_tag tag = stamp_other(stream);
+        reap(REAP_OTHERS_FROM);
         return tag;
     }
     struct nrm__order *order = get_order(stream, device);
@@ -231,11 +246,16 @@ nrm__order_slot_of(const nrm_stream *stream, int device, struct nrm__order_tag *
     if (stream == NULL || !nrm__stream_is_here(stream)) {
         return false;
     }
-    const struct nrm__order *order = nrm__order_find(stream, device);
+    bool stays = nrm__stream_stays(stream);
+    struct nrm__order *order = stays ? nrm__order_find(stream, device)
+                                     : nrm__order_hold_other(stream);
     if (order == NULL) {
         return false;
     }
     *out = tag_of(order, 0);
+    if (!stays) {
+        nrm__order_drop(order);
+    }
     return true;
 }
 
@@ -276,6 +296,26 @@ nrm__order_merge(struct nrm__order_tag a, struct nrm__order_tag b,
 
 /* ---- asking and waiting ---- */
 
+/* Of a stream of others, which nobody may name now, or one that is gone. */
+static void
+poll_without_stream(struct nrm__order *order, struct nrm__order_tag tag)
+{
+    struct nrm__order_event *event = NULL;
+    if (nrm__order_hold_key(nrm__order_key(tag)) != NULL) {
+        void *token = nrm__detach();
+        (void)record(order, NULL, &event);
+        nrm__attach(token);
+        nrm__order_event_release(event);
+        nrm__order_drop(order);
+        nrm__order_records_query(order);
+        return;
+    }
+    uint64_t epoch = nrm__order_set_epoch(order, tag.generation);
+    if (epoch != 0) {
+        (void)poll_epoch(epoch);
+    }
+}
+
 static void
 poll_slot(struct nrm__order *order, struct nrm__order_tag tag)
 {
@@ -290,10 +330,7 @@ poll_slot(struct nrm__order *order, struct nrm__order_tag tag)
     }
     nrm_stream *stream = nrm__order_hold_stream(order, tag.generation);
     if (stream == NULL) {
-        uint64_t epoch = nrm__order_set_epoch(order, tag.generation);
-        if (epoch != 0) {
-            (void)poll_epoch(epoch);
-        }
+        poll_without_stream(order, tag);
         return;
     }
     void *token = nrm__detach();
@@ -350,10 +387,13 @@ get_event(struct nrm__order *order, struct nrm__order_tag tag,
         return NRM_OK;
     }
     nrm_stream *stream = nrm__order_hold_stream(order, tag.generation);
-    if (stream == NULL) {
+    if (stream == NULL && nrm__order_hold_key(nrm__order_key(tag)) == NULL) {
         return nrm__order_is_done(tag) ? NRM_OK : NRM_NOT_SUPPORTED;
     }
     nrm_status status = record(order, stream, out);
+    if (stream == NULL) {
+        nrm__order_drop(order);
+    }
     nrm_stream_release(stream);
     return status;
 }
@@ -381,6 +421,21 @@ wait_for(struct nrm__order_tag tag, const nrm_stream *stream, int device)
     return status;
 }
 
+/* A record before the wait says nothing. */
+static void
+count_wait(const nrm_stream *stream, int device)
+{
+    bool stays = nrm__stream_stays(stream);
+    struct nrm__order *order = stays ? nrm__order_find(stream, device)
+                                     : nrm__order_hold_other(stream);
+    if (order != NULL) {
+        atomic_fetch_add(&order->count, 1);
+    }
+    if (order != NULL && !stays) {
+        nrm__order_drop(order);
+    }
+}
+
 nrm_status
 nrm__order_adopt(struct nrm__order_tag tag, nrm_stream *stream, int device)
 {
@@ -397,9 +452,8 @@ nrm__order_adopt(struct nrm__order_tag tag, nrm_stream *stream, int device)
     void *token = nrm__detach();
     nrm_status status = wait_for(tag, stream, device);
     nrm__attach(token);
-    struct nrm__order *order = nrm__order_find(stream, device);
-    if (status == NRM_OK && order != NULL) {
-        atomic_fetch_add(&order->count, 1); /* a record before the wait says nothing */
+    if (status == NRM_OK) {
+        count_wait(stream, device);
     }
     return status;
 }
@@ -409,7 +463,7 @@ nrm__order_adopt(struct nrm__order_tag tag, nrm_stream *stream, int device)
 bool
 nrm__order_open(struct nrm__order_tag *out)
 {
-    struct nrm__order *order = nrm__order_take(NULL, 0);
+    struct nrm__order *order = nrm__order_take(NULL, 0, 0);
     if (order == NULL) {
         return false;
     }

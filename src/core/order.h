@@ -12,6 +12,10 @@
  * A tag is a value. It holds no reference and stays true for ever: a stream that dies
  * leaves a last event, and its number is not used again before that is done.
  *
+ * A stream of others is known by the driver's number of it, asked in each call that is given
+ * its handle (core/order_others.c). An event is recorded on it in such calls only; what is let
+ * go of at another time, and needed by somebody else, waits for its whole context.
+ *
  * Work that no stream of ours stands for is ordered by the context epochs (core/uses.h):
  * frees by the host, on the per-thread stream of another thread, and wherever an event
  * cannot be had.
@@ -40,8 +44,9 @@ struct nrm__order_tag {
  * the memory: handles 0, 1 and 2 mean a stream of its context. Makes no driver call for
  * streams that are kept alive (nrm__stream_stays), and may be called under a pool's lock
  * then; the fence in it costs more than the rest, so stamp once for blocks that are given
- * back together. For a bare handle an event is recorded here, while the caller still vouches
- * for it (detached, no lock held), and never later. Cannot fail.
+ * back together. On a stream of others an event is recorded here, while the caller still
+ * vouches for the handle (detached, no lock held): it covers whatever bears a tag of the
+ * stream so far. Cannot fail.
  */
 struct nrm__order_tag nrm__order_stamp(nrm_stream *stream, int device);
 
@@ -73,8 +78,14 @@ bool nrm__order_is_done(struct nrm__order_tag tag);
 bool nrm__order_is_free(struct nrm__order_tag tag, const nrm_stream *stream,
                         int device);
 
+/* Records an event on a stream of others, which the caller was given in this call, for what
+   bears its tags and has none: blocks that a thread has let go of. Nothing is to be done
+   for others. Detaches, no lock held. */
+void nrm__order_note(const nrm_stream *stream);
+
 /* The slot that tags of this stream name, with no count; false: it has none (yet), so that
-   nothing free is its own. A few atomic loads. */
+   nothing free is its own. A few atomic loads; for a stream of others, two calls that do not
+   block (nrm__cuda_stream_id), as in nrm__order_is_free and nrm__order_adopt. */
 bool nrm__order_slot_of(const nrm_stream *stream, int device,
                         struct nrm__order_tag *out);
 

@@ -105,7 +105,7 @@ grow_locked(void)
 }
 
 struct nrm__order *
-nrm__order_take(nrm_stream *stream, int device)
+nrm__order_take(nrm_stream *stream, int device, uintptr_t origin)
 {
     struct nrm__order *order = NULL;
     nrm__lock_acquire(&lock);
@@ -115,8 +115,9 @@ nrm__order_take(nrm_stream *stream, int device)
         order->stream = stream;
         order->device = device;
         atomic_store_explicit(&order->is_captured, false, memory_order_relaxed);
-        order->origin = nrm__stream_origin(stream);
-        order->resets = nrm__cuda_generations();
+        order->origin = origin;
+        atomic_store_explicit(&order->resets, nrm__cuda_generations(),
+                              memory_order_relaxed);
         order->next = NULL;
         n_in_use++;
     }
@@ -249,6 +250,7 @@ nrm__order_records_query(struct nrm__order *order)
 void
 nrm__order_forget_contexts(void)
 {
+    nrm__order_forget_others();
     nrm__lock_acquire(&lock);
     uint64_t n = n_slots;
     nrm__lock_release(&lock);
@@ -265,7 +267,7 @@ nrm__order_forget_contexts(void)
 bool
 nrm__order_is_stale(const struct nrm__order *order, const nrm_stream *stream)
 {
-    return !nrm__stream_is_special(stream) && order->resets != nrm__cuda_generations();
+    return !nrm__stream_is_special(stream) && !nrm__order_is_current(order);
 }
 
 nrm_stream *

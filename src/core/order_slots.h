@@ -1,9 +1,10 @@
 /*
- * What stands behind the tags of core/order.h: a slot for each stream on each device, or
- * for one event on a bare handle, with its counts and the events that were recorded.
+ * What stands behind the tags of core/order.h: a slot for each stream on each device, with
+ * its counts and the events that were recorded.
  *
- * For core/order.c, and the key of a stream for core/short.h. Nothing here calls the
- * driver but nrm__order_records_query, and the lock is held by nobody who does.
+ * For core/order.c and core/order_others.c, and the key of a stream for core/short.h.
+ * Nothing here calls the driver but nrm__order_records_query, and the lock is held by nobody
+ * who does.
  */
 #ifndef NRM_CORE_ORDER_SLOTS_H
 #define NRM_CORE_ORDER_SLOTS_H
@@ -34,16 +35,18 @@ struct nrm__order_record {
 struct nrm__order {
     atomic_uint generation;
     uint32_t index;
-    atomic_uint_least64_t count; /* what a free is stamped with */
-    atomic_uint_least64_t done;  /* everything up to here is */
-    atomic_uint_least64_t epoch; /* whose end is that of everything here; 0: none */
-    uint64_t resets;             /* of all contexts when it was taken */
-    int device;                  /* of special handles */
-    atomic_bool is_captured;     /* of a graph: see nrm__order_open */
-    uintptr_t origin;            /* of its stream; 0 for a bare handle */
-    struct nrm__order *next;     /* of the same stream */
+    atomic_uint_least64_t count;  /* what a free is stamped with */
+    atomic_uint_least64_t done;   /* everything up to here is */
+    atomic_uint_least64_t epoch;  /* whose end is that of everything here; 0: none */
+    atomic_uint_least64_t resets; /* of all contexts when it was taken */
+    int device;                   /* of special handles, and of streams of others */
+    atomic_bool is_captured;      /* of a graph: see nrm__order_open */
+    atomic_bool is_used;     /* of others: asked for since it was last passed over */
+    atomic_uint refs;        /* of others: see nrm__order_hold_key; 0: of none */
+    uintptr_t origin;        /* of its stream */
+    struct nrm__order *next; /* of the same stream */
     /* Under the lock: */
-    nrm_stream *stream;    /* borrowed; NULL: gone, or a bare handle */
+    nrm_stream *stream;    /* borrowed; NULL: gone, or of others */
     struct nrm__link link; /* unused or retired */
     bool is_retired;
     unsigned n_records; /* by number, ascending */
@@ -81,9 +84,16 @@ nrm__order_find(const nrm_stream *stream, int device)
     return order;
 }
 
+static inline bool
+nrm__order_is_current(const struct nrm__order *order)
+{
+    return atomic_load_explicit(&order->resets, memory_order_relaxed) ==
+           nrm__cuda_generations();
+}
+
 /* The key of a stream that this thread may use; 0: it has none (yet), the stream is
    another thread's or of a context that is over, or the memory's device is not known. One
-   that does not stay (nrm__stream_stays) never has one: nothing ever stamps with it. */
+   that does not stay (nrm__stream_stays) has none here, but see nrm__order_key_of_id. */
 static inline uint64_t
 nrm__order_key_of(const nrm_stream *stream, int device, uint64_t thread)
 {
@@ -91,9 +101,8 @@ nrm__order_key_of(const nrm_stream *stream, int device, uint64_t thread)
     if (order == NULL || (stream->thread != 0 && stream->thread != thread)) {
         return 0;
     }
-    bool fits = nrm__stream_is_special(stream)
-                    ? device != NRM_DEVICE_NONE
-                    : order->resets == nrm__cuda_generations();
+    bool fits = nrm__stream_is_special(stream) ? device != NRM_DEVICE_NONE
+                                               : nrm__order_is_current(order);
     return fits ? (uint64_t)order->index << 32 |
                       atomic_load_explicit(&order->generation, memory_order_relaxed)
                 : 0;
@@ -104,8 +113,8 @@ nrm__order_key_of(const nrm_stream *stream, int device, uint64_t thread)
 bool nrm__order_last_count(const struct nrm__order *order, uint32_t generation,
                            uint64_t *out_count, uintptr_t *out_origin);
 
-/* For a stream, or NULL: for one event. NULL: there is no memory. */
-struct nrm__order *nrm__order_take(nrm_stream *stream, int device);
+/* For a stream that stays, or NULL: for anything else. NULL: there is no memory. */
+struct nrm__order *nrm__order_take(nrm_stream *stream, int device, uintptr_t origin);
 
 /* No stamp is given out any more: the slot ends when its last event or its epoch does. */
 void nrm__order_end(struct nrm__order *order);
@@ -131,7 +140,7 @@ void nrm__order_records_query(struct nrm__order *order);
 /* A context was reset since: the handle may mean nothing any more, or another stream. */
 bool nrm__order_is_stale(const struct nrm__order *order, const nrm_stream *stream);
 
-/* The stream of a slot in this life of it, retained; NULL: it is gone, or stale. */
+/* The stream of a slot in this life of it, retained; NULL: it is gone, stale, or of others. */
 nrm_stream *nrm__order_hold_stream(struct nrm__order *order, uint32_t generation);
 
 /* Nobody takes the handle from here on. */
@@ -140,5 +149,72 @@ void nrm__order_forget_stream(struct nrm__order *order);
 /* Lets the end of an epoch stand for everything here, in this life of the slot; for one
    that nothing is stamped with any more. 0: that life is over. */
 uint64_t nrm__order_set_epoch(struct nrm__order *order, uint32_t generation);
+
+/* ---- streams of others (core/order_others.c) ---- */
+
+enum { NRM__ORDER_OTHER_SETS = 64, NRM__ORDER_OTHER_WAYS = 4 };
+
+/* Read id, key, id; written key 0, id, key. An id is never used again. */
+struct nrm__order_other {
+    atomic_uint_least64_t id;
+    atomic_uint_least64_t
+        key; /* smaller than that of the first slot: not there (yet) */
+};
+
+struct nrm__order_other_set {
+    _Alignas(64) struct nrm__order_other ways[NRM__ORDER_OTHER_WAYS];
+};
+
+extern struct nrm__order_other_set nrm__order_others[NRM__ORDER_OTHER_SETS];
+
+static inline struct nrm__order_other_set *
+nrm__order_other_set_of(uint64_t id)
+{
+    return &nrm__order_others[id * UINT64_C(0x9E3779B97F4A7C15) >> 58];
+}
+
+/* The key of the stream of others that has this number; 0: it has none (yet), or a context
+   was reset since. It is good for as long as the caller stays inside its cache; elsewhere
+   nrm__order_hold_key says whether it still is. */
+static inline uint64_t
+nrm__order_key_of_id(uint64_t id)
+{
+    struct nrm__order_other_set *set = nrm__order_other_set_of(id);
+    for (unsigned i = 0; i < NRM__ORDER_OTHER_WAYS; i++) {
+        const struct nrm__order_other *other = &set->ways[i];
+        if (atomic_load_explicit(&other->id, memory_order_acquire) != id) {
+            continue;
+        }
+        uint64_t key = atomic_load_explicit(&other->key, memory_order_acquire);
+        if (key >> 32 < NRM__ORDER_FIRST_SLOT ||
+            atomic_load_explicit(&other->id, memory_order_relaxed) != id) {
+            continue;
+        }
+        struct nrm__order *order = nrm__order_at((uint32_t)(key >> 32));
+        if (!nrm__order_is_current(order)) {
+            return 0;
+        }
+        if (!atomic_load_explicit(&order->is_used, memory_order_relaxed)) {
+            atomic_store_explicit(&order->is_used, true, memory_order_relaxed);
+        }
+        return key;
+    }
+    return 0;
+}
+
+/* The slot of a stream of others, in the life that the key names, which does not end before
+   nrm__order_drop; NULL: it has ended, or the key is of no such stream. */
+struct nrm__order *nrm__order_hold_key(uint64_t key);
+void
+nrm__order_drop(struct nrm__order *order); /* no lock of rank ORDER or above is held */
+
+/* The same for the stream itself, which is asked for its number. NULL: it has no slot, or is
+   being captured. nrm__order_make_other makes one: NULL: there is no memory, or the stream is
+   of a context that is not primary. No lock held; it detaches. */
+struct nrm__order *nrm__order_hold_other(const nrm_stream *stream);
+struct nrm__order *nrm__order_make_other(const nrm_stream *stream);
+
+/* Every number means another stream from here on. No lock held. */
+void nrm__order_forget_others(void);
 
 #endif

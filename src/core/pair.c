@@ -85,11 +85,35 @@ allocate_rest_on(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *
     return count_and_leave(cache, slot, nbytes, true);
 }
 
+/* On a stream of others, which the driver is asked about first. */
+__attribute__((noinline)) static nrm_status
+allocate_on_other(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *stream,
+                  void **out)
+{
+    nrm_stream room;
+    struct nrm__cache *cache;
+    const nrm_stream *named = nrm__short_named(mr, stream, &room);
+    struct nrm__slot *slot = nrm__cache_enter_slot(mr, &cache);
+    if (slot == NULL) {
+        return nrm__allocate_long(mr, nbytes, alignment, stream, 0, out);
+    }
+    void *ptr = nrm__short_allocate(slot, nbytes, alignment, named, NULL);
+    if (ptr == NULL) {
+        nrm__cache_leave(cache);
+        return nrm__allocate_long(mr, nbytes, alignment, stream, 0, out);
+    }
+    *out = ptr;
+    return count_and_leave(cache, slot, nbytes, true);
+}
+
 __attribute__((noinline)) static nrm_status
 allocate_on(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *stream,
             void **out)
 {
     struct nrm__cache *cache;
+    if (!nrm__stream_stays(stream)) {
+        return allocate_on_other(mr, nbytes, alignment, stream, out);
+    }
     struct nrm__slot *slot = nrm__cache_enter_slot(mr, &cache);
     if (slot == NULL) {
         return nrm__allocate_long(mr, nbytes, alignment, stream, 0, out);
@@ -200,9 +224,32 @@ deallocate_block(nrm_resource *mr, void *ptr, struct nrm__cache *cache,
 }
 
 __attribute__((noinline)) static nrm_status
+deallocate_on_other(nrm_resource *mr, void *ptr, nrm_stream *stream)
+{
+    nrm_stream room;
+    struct nrm__cache *cache;
+    const nrm_stream *named = nrm__short_named(mr, stream, &room);
+    struct nrm__slot *slot = nrm__cache_enter_slot(mr, &cache);
+    if (slot == NULL) {
+        return nrm__deallocate_long(mr, ptr, stream);
+    }
+    const struct nrm__segment *segment = nrm__short_find(slot, ptr);
+    size_t nbytes = segment != NULL ? nrm__short_claim(slot, segment, ptr, named) : 0;
+    if (nbytes == 0) {
+        nrm__cache_leave(cache);
+        return nrm__deallocate_long(mr, ptr, stream);
+    }
+    nrm__short_book_out(slot, nbytes);
+    return count_and_leave(cache, slot, nbytes, false);
+}
+
+__attribute__((noinline)) static nrm_status
 deallocate_on(nrm_resource *mr, void *ptr, nrm_stream *stream)
 {
     struct nrm__cache *cache;
+    if (!nrm__stream_stays(stream)) {
+        return deallocate_on_other(mr, ptr, stream);
+    }
     struct nrm__slot *slot = nrm__cache_enter_slot(mr, &cache);
     if (slot == NULL) {
         return nrm__deallocate_long(mr, ptr, stream);

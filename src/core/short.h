@@ -49,6 +49,34 @@ nrm__short_take_cell(struct nrm__magazines *magazines, size_t nbytes,
     return cell.ptr;
 }
 
+/* The stream of a request in the sense of nrm__short_key, found before the cache is entered:
+   of others the driver is asked, where blocks are kept by stream, and the answer stands in
+   the copy `room`. */
+static inline const nrm_stream *
+nrm__short_named(nrm_resource *mr, const nrm_stream *stream, nrm_stream *room)
+{
+    struct nrm__cache *cache;
+    if (stream == NULL || nrm__stream_stays(stream)) {
+        return stream;
+    }
+    const struct nrm__slot *slot = nrm__cache_enter_slot(mr, &cache);
+    if (slot == NULL) {
+        return stream;
+    }
+    bool is_ordered = slot->magazines != NULL && slot->magazines->is_ordered;
+    nrm__cache_leave(cache);
+    uint64_t id;
+    if (!is_ordered || !nrm__cuda_stream_id(stream->handle, &id)) {
+        return stream;
+    }
+    room->handle = stream->handle;
+    room->thread = 0;
+    room->created.handle = NULL;
+    room->id = id;
+    atomic_init(&room->orders, NULL);
+    return room;
+}
+
 /* Whose block this is going to be, or was: see nrm__cache_set. False: it must be ordered
    with work that has no key. Inside, so the thread has a state. */
 static inline bool
@@ -60,6 +88,10 @@ nrm__short_key(const struct nrm__magazines *magazines, const nrm_stream *stream,
         return true; /* of those that are ordered the limit is 0 */
     }
     uint64_t thread = nrm__thread_state_now()->id;
+    if (magazines->is_ordered && stream->id != 0) {
+        *out = nrm__order_key_of_id(stream->id);
+        return *out != 0; /* asked: it is not being captured */
+    }
     if (magazines->is_ordered) {
         *out = nrm__order_key_of(stream, magazines->device, thread);
         return *out != 0 && !nrm__stream_may_capture(stream);
@@ -358,9 +390,13 @@ static inline bool
 nrm__short_keep_claimed(nrm_resource *pool, const struct nrm__block *block,
                         const nrm_stream *stream)
 {
+    nrm_stream room;
     struct nrm__cache *cache;
-    struct nrm__slot *slot =
-        pool->ops->take_back != NULL ? nrm__cache_enter_slot(pool, &cache) : NULL;
+    if (pool->ops->take_back == NULL) {
+        return false;
+    }
+    stream = nrm__short_named(pool, stream, &room);
+    struct nrm__slot *slot = nrm__cache_enter_slot(pool, &cache);
     if (slot == NULL) {
         return false;
     }

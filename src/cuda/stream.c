@@ -96,6 +96,37 @@ is_capturing(const struct place *place, uintptr_t handle)
            (code == NRM_CUDA_SUCCESS && status != NRM_CU_STREAM_CAPTURE_STATUS_NONE);
 }
 
+/* ---- whose stream it is ---- */
+
+/* To ask a stream that is being captured for its number would end the capture. */
+bool
+nrm__cuda_stream_id(uintptr_t handle, uint64_t *out)
+{
+    nrm_CUstreamCaptureStatus status;
+    unsigned long long id;
+    const struct nrm__driver *driver = nrm__cuda_driver();
+    if (driver == NULL || nrm__cuda_is_exiting() ||
+        driver->cuStreamIsCapturing(stream_of(handle), &status) != NRM_CUDA_SUCCESS ||
+        status != NRM_CU_STREAM_CAPTURE_STATUS_NONE ||
+        driver->cuStreamGetId(stream_of(handle), &id) != NRM_CUDA_SUCCESS) {
+        return false;
+    }
+    *out = id;
+    return true;
+}
+
+int
+nrm__cuda_stream_device(uintptr_t handle)
+{
+    struct place place;
+    if (enter(-1, handle, &place) != NRM_OK) {
+        return -1;
+    }
+    int device = locate(&place, handle) == NRM_CUDA_SUCCESS ? place.scope.device : -1;
+    leave(&place);
+    return device;
+}
+
 /* ---- making and ending ---- */
 
 nrm_status

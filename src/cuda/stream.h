@@ -37,6 +37,15 @@ void nrm__cuda_stream_destroy(const struct nrm__cuda_stream *stream);
 nrm_status nrm__cuda_stream_record(int device, uintptr_t handle,
                                    struct nrm__cuda_event *out);
 
+/* The driver's number of a stream of others (no special handle), which no other stream had or
+   will have, while its handle is the next one's as soon as it is destroyed. Two calls that
+   do not block, in any capture mode. False: it is being captured, or has no number. The
+   caller of ours who gave the handle vouches for it. */
+bool nrm__cuda_stream_id(uintptr_t handle, uint64_t *out);
+
+/* The device whose primary context the stream of such a handle belongs to; -1: none. */
+int nrm__cuda_stream_device(uintptr_t handle);
+
 /* False also where it cannot be known. Breaks no capture. */
 bool nrm__cuda_stream_is_capturing(int device, uintptr_t handle);
 

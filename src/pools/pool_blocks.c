@@ -253,7 +253,6 @@ nrm__pool_split_locked(struct nrm__pool *pool, struct nrm__pool_block *block,
     if (pool->order != NULL) {
         nrm__pool_ordered(rest)->tag = nrm__pool_ordered(block)->tag;
         nrm__pool_ordered(rest)->origin = nrm__pool_ordered(block)->origin;
-        nrm__pool_ordered(rest)->is_lone = nrm__pool_ordered(block)->is_lone;
     }
     nrm__pool_set_state(rest, nrm__pool_state_of(block));
     rest->previous = block;

@@ -46,7 +46,6 @@ struct nrm__pool_ordered_block {
     struct nrm__pool_block block;
     struct nrm__order_tag tag;
     uintptr_t origin; /* of the tag: a hint, see nrm__pool_stamp */
-    bool is_lone;     /* nothing else will bear a tag of its slot */
     bool is_held; /* of a free one: a graph may use it, and `then` counts after `tag` */
     /* Live: of the graph in whose capture it was allocated; NRM__ORDER_DONE: of none. */
     struct nrm__order_tag then;

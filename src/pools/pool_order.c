@@ -4,8 +4,8 @@
  *
  * A block that is freed bears a tag (core/order.h). Until that is known to be done the
  * block stands in a list of its own stream, which has it back without a wait or a call of the
- * driver; what the host frees, and what is freed on a bare handle, stands in one list
- * with the rest. What is done stands in the bins of the pool and is anybody's.
+ * driver (of others only what it is, nrm__cuda_stream_id); what the host frees stands in one
+ * list with the rest. What is done stands in the bins of the pool and is anybody's.
  *
  * So neighbours merge only when they bear one stream's tags, or when both are done. One
  * that is done does not join one that is not, though it could: a stream that has used a
@@ -20,8 +20,8 @@
  * Waiting takes the piece that is needed, and the rest of the block keeps its tag: the stream
  * that freed it goes on without a wait, also when the one that waits is stuck. So nothing
  * is left of a block after a wait that had to be stamped anew. What was freed on the same
- * stream through another object, or on a bare handle, which is another one each time, is
- * waited for before the pool grows: where the handle still means that stream, this is no wait.
+ * stream through another object, or on the same handle, is waited for before the pool grows:
+ * where the handle still means that stream, this is no wait.
  *
  * The driver is called with no lock held; a block that somebody waits for is claimed.
  *
@@ -125,7 +125,6 @@ join_done_locked(struct nrm__pool *pool, struct nrm__pool_ordered_block *own,
     nrm__pool_bin_remove_locked(pool, neighbour);
     nrm__pool_ordered(neighbour)->tag = own->tag;
     nrm__pool_ordered(neighbour)->origin = own->origin;
-    nrm__pool_ordered(neighbour)->is_lone = own->is_lone;
     nrm__pool_free_locked(pool, neighbour, false);
 }
 
@@ -416,6 +415,15 @@ is_look_due(const struct search *search)
     return is_due;
 }
 
+/* What this thread kept for the stream bears its tag by now: later the handle may be bad. */
+static void
+note(const struct search *search)
+{
+    if (search->stream != NULL) {
+        nrm__order_note(search->stream);
+    }
+}
+
 /* The search on a stream that is not captured. With NRM_OK and no block it turned out that it
    is. */
 static nrm_status
@@ -441,7 +449,11 @@ find_streamed(struct search *search, struct nrm__pool_block **out)
                 return NRM_OK;
             }
         }
-        if (nrm__pool_take_from_thread(search->pool) || nrm__pool_poll(search->pool)) {
+        if (nrm__pool_take_from_thread(search->pool)) {
+            note(search);
+            continue;
+        }
+        if (nrm__pool_poll(search->pool)) {
             continue;
         }
         nrm_status status = adopt_same_origin(search, out);

@@ -3,8 +3,7 @@
  * what their tags say, and how they become done. pool_order.c says who gets them.
  *
  * There is a list for each stream, chosen by the slot of its tags, and one for the rest: what
- * the host freed, what was freed on bare handles, and blocks of streams whose place is taken
- * by another. In the first kind the oldest block says enough, for the counts of a stream
+ * the host freed, and blocks of streams whose place is taken by another. In the first kind the oldest block says enough, for the counts of a stream
  * become done in turn. In the last each block stands for itself, and is asked about in
  * turn, so that none which is stuck hides the others.
  *
@@ -141,7 +140,7 @@ list_for_locked(struct nrm__pool_order *order,
         return held != NULL ? held : order->others;
     }
     struct nrm__pool_list *list =
-        is_slot(own->tag) && !own->is_lone
+        is_slot(own->tag)
             ? nrm__pool_list_at(order, own->tag.stream % NRM__POOL_N_STREAMS)
             : NULL;
     if (list != NULL && list->nbytes == 0) {
@@ -266,7 +265,6 @@ stamp_captured(struct nrm__pool *pool, struct nrm__pool_ordered_block *own,
     }
     if (is_held && is_captured && is_same(held, now.held) && is_slot(now.own)) {
         own->tag = now.own;
-        own->is_lone = false;
         own->origin = 0;
         prepare_list(&pool->order->streams[own->tag.stream % NRM__POOL_N_STREAMS]);
         return true;
@@ -289,14 +287,13 @@ nrm__pool_stamp(struct nrm__pool *pool, struct nrm__pool_block *block,
     nrm_stream *given = stream;
     stream = nrm__pool_stream_on(device, given);
     own->origin = nrm__stream_origin(stream);
-    own->is_lone = stream != NULL && !nrm__stream_stays(stream);
     bool may_be_captured = own->then.stream != NRM__ORDER_DONE.stream ||
                            nrm__stream_may_capture(given);
     if (may_be_captured && stamp_captured(pool, own, given)) {
         return;
     }
     own->tag = nrm__order_stamp(stream, device);
-    if (!own->is_lone && is_slot(own->tag)) {
+    if (is_slot(own->tag)) {
         prepare_list(&pool->order->streams[own->tag.stream % NRM__POOL_N_STREAMS]);
     }
 }
@@ -314,7 +311,6 @@ nrm__pool_stamp_kept(struct nrm__pool *pool, const struct nrm__cache_set *set)
         struct nrm__pool_ordered_block *own = nrm__pool_ordered(block);
         own->tag = tag;
         own->origin = origin;
-        own->is_lone = false;
     }
 }
 
@@ -531,8 +527,7 @@ check_list_locked(struct nrm__pool_list *list, enum list_kind kind)
         NRM_ASSERT(nrm__pool_state_of(&own->block) == NRM__POOL_FREE);
         NRM_ASSERT(own->list == list);
         NRM_ASSERT(own->tag.stream != NRM__ORDER_DONE.stream);
-        NRM_ASSERT(kind != OF_STREAM ||
-                   (nrm__pool_is_of_list(list, own->tag) && !own->is_lone));
+        NRM_ASSERT(kind != OF_STREAM || nrm__pool_is_of_list(list, own->tag));
         NRM_ASSERT(own->is_held ? kind != OF_STREAM : kind != OF_GRAPHS);
         nbytes += own->block.size;
     }
