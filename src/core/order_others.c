@@ -161,7 +161,7 @@ create(const nrm_stream *stream, uint64_t id)
         return NULL;
     }
     uint64_t key = (uint64_t)order->index << 32 | atomic_load(&order->generation);
-    atomic_store(&order->is_used, true);
+    atomic_store(&order->is_used, false); /* until somebody asks for it again */
     atomic_store(&order->refs, 2);
     bool is_in = false;
     remove_stale(set, id);

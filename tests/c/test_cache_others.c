@@ -1,0 +1,631 @@
+/* What threads keep for streams of others, which are known by the driver's number of them:
+   device pools on the simulated driver, which counts a fault for every call on a handle that
+   is none any more.
+
+   Where a test compares bytes, work on the stream waits for `aside`, which is held when the
+   block is freed, and what it reads when it goes on must be what was there. */
+#include <string.h>
+
+#include "core/order_slots.h"
+#include "cuda/context.h"
+#include "nrm/pools.h"
+#include "pools/pool.h"
+#include "streams.h"
+#include "workers.h"
+
+#define BLOCK ((size_t)4096)
+#define LARGE (16 * BLOCK)
+
+enum {
+    N_BLOCKS = 64, /* of a pool that gets no more: a thread keeps up to four */
+    N_WORKERS = 4,
+    N_NUMBERS = NRM__ORDER_OTHER_SETS * NRM__ORDER_OTHER_WAYS,
+};
+
+static nrm_resource *pool;
+static nrm_CUdeviceptr seen; /* what kernels have read */
+
+/* ---- the program ---- */
+
+/* 0 blocks: the pool grows. */
+static void
+start(size_t n_blocks)
+{
+    nrm_pool_options options = NRM_OPTIONS(nrm_pool_options);
+    nrm_resource *source = NULL;
+    simulator_start(NULL);
+    CHECK_OK(nrm__cuda_init(NULL));
+    make_current(0);
+    CHECK_EQ(cuda.cuMemAlloc(&seen, BLOCK), NRM_CUDA_SUCCESS);
+    options.initial_nbytes = options.maximum_nbytes = n_blocks * BLOCK;
+    options.wait_limit_ns = 5 * 1000 * 1000;
+    CHECK_OK(nrm_device_create(NULL, &source));
+    CHECK_OK(nrm_pool_create(source, &options, &pool));
+    nrm_resource_release(source);
+}
+
+static void
+stop(void)
+{
+    CHECK_EQ(cuda.cuCtxSynchronize(), NRM_CUDA_SUCCESS);
+    nrm__pool_check(pool);
+    CHECK_EQ(live_nbytes(pool), 0);
+    CHECK_OK(nrm_resource_trim(pool, 0, NULL));
+    CHECK_EQ(reserved_nbytes(pool), 0);
+    nrm_resource_release(pool);
+    CHECK_EQ(cuda.cuMemFree(seen), NRM_CUDA_SUCCESS);
+    CHECK_EQ(simulator_count(NRM_CUDASIM_DEVICE_ALLOCATIONS), 0u);
+    CHECK_EQ(simulator_count(NRM_CUDASIM_PHYSICAL), 0u);
+    CHECK_EQ(simulator_count(NRM_CUDASIM_STREAMS), 0u);
+    cuda.cuCtxSetCurrent(NULL);
+    simulator_check_faults();
+}
+
+/* Each call through an object of its own, as a binding makes them. */
+static void *
+take(size_t nbytes, nrm_CUstream handle)
+{
+    void *ptr = NULL;
+    nrm_stream *stream = handle != NULL ? bare_stream(handle) : NULL;
+    CHECK_OK(nrm_resource_allocate(pool, nbytes, 0, stream, &ptr));
+    nrm_stream_release(stream);
+    return ptr;
+}
+
+static void
+give(void *ptr, nrm_CUstream handle)
+{
+    nrm_stream *stream = handle != NULL ? bare_stream(handle) : NULL;
+    CHECK_OK(nrm_resource_deallocate(pool, ptr, 0, stream));
+    nrm_stream_release(stream);
+}
+
+static void
+destroy(nrm_CUstream handle)
+{
+    CHECK_EQ(cuda.cuStreamDestroy(handle), NRM_CUDA_SUCCESS);
+}
+
+static void
+write_on(nrm_CUstream handle, void *ptr, unsigned char value)
+{
+    CHECK_EQ(cuda.cuMemsetD8Async((nrm_CUdeviceptr)(uintptr_t)ptr, value, BLOCK,
+                                  handle),
+             NRM_CUDA_SUCCESS);
+}
+
+static bool
+has_seen(unsigned char value)
+{
+    unsigned char bytes[BLOCK];
+    CHECK_EQ(cuda.cuCtxSynchronize(), NRM_CUDA_SUCCESS);
+    CHECK_EQ(cuda.cuMemcpyDtoH(bytes, seen, BLOCK), NRM_CUDA_SUCCESS);
+    for (size_t k = 0; k < BLOCK; k++) {
+        if (bytes[k] != value) {
+            NOTE("byte %zu is %d", k, bytes[k]);
+            return false;
+        }
+    }
+    return true;
+}
+
+/* From here on the stream has a slot, so that what is freed on it is kept. */
+static void
+know(nrm_CUstream handle)
+{
+    give(take(BLOCK, handle), handle);
+}
+
+/* A block of 7s, which work on the stream that waits for `aside` is going to read. */
+static void *
+put_in_use(nrm_CUstream handle, const nrm_stream *aside)
+{
+    nrm_CUevent event = NULL;
+    void *ptr = take(BLOCK, handle);
+    write_on(handle, ptr, 7);
+    CHECK_EQ(cuda.cuStreamSynchronize(handle), NRM_CUDA_SUCCESS);
+    hold(aside);
+    CHECK_EQ(cuda.cuMemsetD8Async(seen, 0, 1, handle_of(aside)), NRM_CUDA_SUCCESS);
+    CHECK_EQ(cuda.cuEventCreate(&event, NRM_CU_EVENT_DISABLE_TIMING), NRM_CUDA_SUCCESS);
+    CHECK_EQ(cuda.cuEventRecord(event, handle_of(aside)), NRM_CUDA_SUCCESS);
+    CHECK_EQ(cuda.cuStreamWaitEvent(handle, event, 0), NRM_CUDA_SUCCESS);
+    CHECK_EQ(cuda.cuEventDestroy(event), NRM_CUDA_SUCCESS);
+    CHECK_EQ(cuda.cuMemcpyAsync(seen, (nrm_CUdeviceptr)(uintptr_t)ptr, BLOCK, handle),
+             NRM_CUDA_SUCCESS);
+    return ptr;
+}
+
+/* The only block that is free was freed before it was read: whoever has it now overwrites it
+   on a stream that must wait for `aside` (which lets the reader go). */
+static void
+check_waits(void *used, nrm_CUstream handle, const nrm_stream *aside)
+{
+    void *ptr = take(BLOCK, handle);
+    CHECK(ptr == used);
+    write_on(handle, ptr, 9);
+    let_run();
+    let_go(aside);
+    CHECK(has_seen(7));
+    give(ptr, handle);
+}
+
+struct part {
+    nrm_CUstream handle;
+    nrm_stream *aside;
+    void *ptr;
+    size_t n_kept;
+};
+
+/* Frees a block that is in use, and keeps it. */
+static void
+keep_used_there(void *argument)
+{
+    struct part *part = argument;
+    make_current(0);
+    know(part->handle);
+    know(part->handle);
+    part->ptr = put_in_use(part->handle, part->aside);
+    give(part->ptr, part->handle);
+    part->n_kept = n_kept(pool);
+    cuda.cuCtxSetCurrent(NULL);
+}
+
+/* ---- the pair ---- */
+
+struct calls {
+    uint64_t all, captures, ids;
+};
+
+static struct calls
+count_calls(void)
+{
+    return (struct calls){sim.call_count(NULL), sim.call_count("cuStreamIsCapturing"),
+                          sim.call_count("cuStreamGetId")};
+}
+
+static const struct size {
+    const char *name;
+    size_t nbytes;
+} sizes[] = {{"small", 256}, {"page", 4096}, {"medium", 65536}, {"large", 3000000}};
+
+TEST_EACH(a_pair_on_one_handle_asks_what_it_is_and_nothing_else, sizes)
+{
+    start(0);
+    nrm_CUstream handle = new_handle();
+    give(take(row->nbytes, handle), handle);
+    void *ptr = take(row->nbytes, handle);
+    give(ptr, handle);
+    for (int i = 0; i < 20; i++) {
+        struct calls before = count_calls();
+        CHECK(take(row->nbytes, handle) == ptr);
+        give(ptr, handle);
+        struct calls after = count_calls();
+        CHECK_EQ(after.captures, before.captures + 2);
+        CHECK_EQ(after.ids, before.ids + 2);
+        CHECK_EQ(after.all, before.all + 4);
+        CHECK_EQ(n_kept(pool), 1u);
+    }
+    destroy(handle);
+    stop();
+}
+
+TEST(each_stream_gets_its_own_blocks_back)
+{
+    start(0);
+    nrm_CUstream a = new_handle(), b = new_handle();
+    know(a);
+    know(b);
+    void *of_a = take(BLOCK, a), *of_b = take(BLOCK, b);
+    give(of_a, a);
+    give(of_b, b);
+    for (int i = 0; i < 10; i++) {
+        CHECK(take(BLOCK, a) == of_a);
+        CHECK(take(BLOCK, b) == of_b);
+        give(of_b, b);
+        give(of_a, a);
+    }
+    CHECK_EQ(sim.call_count("cuStreamWaitEvent"), 0u);
+    destroy(a);
+    destroy(b);
+    stop();
+}
+
+/* ---- other streams ---- */
+
+TEST(another_stream_waits_for_what_a_thread_kept)
+{
+    start(N_BLOCKS);
+    struct part part = {.handle = new_handle(), .aside = new_stream()};
+    nrm_CUstream b = new_handle();
+    void *rest = take((N_BLOCKS - 1) * BLOCK, NULL);
+    keep_used_there(&part);
+    make_current(0);
+    CHECK_EQ(part.n_kept, 1u);
+    check_waits(part.ptr, b, part.aside);
+    give(rest, NULL);
+    destroy(part.handle);
+    destroy(b);
+    nrm_stream_release(part.aside);
+    stop();
+}
+
+static const struct ending {
+    const char *name;
+    bool in_other_thread, trims, thread_ends;
+} endings[] = {
+    {"kept by this thread", false, false, false},
+    {"kept by another", true, false, false},
+    {"kept by this thread, trimmed", false, true, false},
+    {"kept by another, trimmed", true, true, false},
+    {"kept by another that ends", true, false, true},
+    {"kept by another that ends, trimmed", true, true, true},
+};
+
+/* The next stream has the handle of the one that is gone, and another number. */
+TEST_EACH(a_handle_that_comes_back_is_another_stream, endings)
+{
+    struct worker worker;
+    start(N_BLOCKS);
+    struct part part = {.handle = new_handle(), .aside = new_stream()};
+    worker_start(&worker);
+    void *rest = take((N_BLOCKS - 1) * BLOCK, NULL);
+    if (row->in_other_thread) {
+        worker_run(&worker, keep_used_there, &part);
+    }
+    else {
+        keep_used_there(&part);
+    }
+    CHECK_EQ(part.n_kept, 1u);
+    make_current(0);
+    destroy(part.handle);
+    if (row->thread_ends) {
+        worker_end(&worker);
+    }
+    if (row->trims) {
+        CHECK_OK(nrm_resource_trim(pool, 0, NULL));
+    }
+    simulator_check_faults();
+    nrm_CUstream next = new_handle();
+    CHECK(next == part.handle);
+    check_waits(part.ptr, next, part.aside);
+    give(rest, NULL);
+    destroy(next);
+    nrm_stream_release(part.aside);
+    if (!row->thread_ends) {
+        worker_end(&worker);
+    }
+    stop();
+}
+
+/* Nothing that waits for the dead stream's work may hold for ever. */
+TEST(what_was_kept_for_a_stream_that_is_gone_becomes_free_with_its_work)
+{
+    start(N_BLOCKS);
+    struct part part = {.handle = new_handle(), .aside = new_stream()};
+    keep_used_there(&part);
+    make_current(0);
+    destroy(part.handle);
+    CHECK_OK(nrm_resource_trim(pool, 0, NULL));
+    CHECK_EQ(reserved_nbytes(pool), (int64_t)(N_BLOCKS * BLOCK));
+    let_go(part.aside);
+    CHECK(has_seen(7));
+    CHECK_OK(nrm_resource_trim(pool, 0, NULL));
+    CHECK_EQ(reserved_nbytes(pool), 0);
+    nrm_stream_release(part.aside);
+    stop();
+}
+
+/* ---- one record for many ---- */
+
+TEST(what_is_in_the_way_on_the_same_stream_is_recorded_with_one_event)
+{
+    start(N_BLOCKS);
+    nrm_CUstream a = new_handle(), b = new_handle();
+    void *ptrs[10];
+    know(a);
+    nrm_CUstream held = a;
+    for (int i = 0; i < 5; i++) {
+        ptrs[i] = take(BLOCK, a);
+    }
+    CHECK_EQ(sim.hold_stream(held), 0);
+    write_on(a, ptrs[0], 7);
+    for (int i = 0; i < 4; i++) {
+        give(ptrs[i], a);
+    }
+    CHECK_EQ(n_kept(pool), 4u);
+    uint64_t records = sim.call_count("cuEventRecord");
+    give(ptrs[4], a);
+    CHECK_EQ(sim.call_count("cuEventRecord"), records + 1);
+    CHECK_EQ(n_kept(pool), 0u);
+    /* All of it is for somebody else behind that one. */
+    void *all = take(N_BLOCKS * BLOCK - 2 * LARGE, NULL);
+    for (int i = 0; i < 10; i++) {
+        ptrs[i] = take(2 * BLOCK, b);
+    }
+    CHECK_EQ(sim.call_count("cuEventRecord"), records + 1);
+    CHECK_EQ(sim.call_count("cuCtxRecordEvent"), 0u);
+    CHECK_EQ(sim.release_stream(held), 0);
+    for (int i = 0; i < 10; i++) {
+        give(ptrs[i], b);
+    }
+    give(all, NULL);
+    destroy(a);
+    destroy(b);
+    stop();
+}
+
+/* It is the stream's own, and the handle is an argument. */
+TEST(what_a_search_takes_from_its_thread_is_recorded_there)
+{
+    start(N_BLOCKS);
+    nrm_CUstream a = new_handle();
+    nrm_stream *b = new_stream();
+    know(a);
+    void *ptr = take(BLOCK, a);
+    CHECK_EQ(sim.hold_stream(a), 0);
+    write_on(a, ptr, 7);
+    give(ptr, a);
+    CHECK_EQ(n_kept(pool), 1u);
+    uint64_t records = sim.call_count("cuEventRecord");
+    void *all = take(N_BLOCKS * BLOCK, a);
+    CHECK_EQ(sim.call_count("cuEventRecord"), records + 1);
+    CHECK_EQ(sim.call_count("cuCtxRecordEvent"), 0u);
+    CHECK_EQ(sim.release_stream(a), 0);
+    give(all, a);
+    nrm_stream_release(b);
+    destroy(a);
+    stop();
+}
+
+/* ---- captures ---- */
+
+/* The block is the graph's, the capture is not broken, and nothing that was kept before goes
+   into it. */
+TEST(a_capture_that_begins_between_a_pair_keeps_the_block)
+{
+    nrm_CUgraph graph = NULL;
+    start(0);
+    nrm_CUstream handle = new_handle();
+    know(handle);
+    void *kept = take(BLOCK, handle), *ptr = take(BLOCK, handle);
+    give(kept, handle);
+    uint64_t ids = sim.call_count("cuStreamGetId");
+    CHECK_EQ(cuda.cuStreamBeginCapture(handle, NRM_CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
+             NRM_CUDA_SUCCESS);
+    write_on(handle, ptr, 9);
+    give(ptr, handle);
+    CHECK_EQ(n_kept(pool), 1u);
+    void *inside = take(BLOCK, handle);
+    CHECK(inside != kept && inside != ptr);
+    write_on(handle, inside, 9);
+    CHECK_EQ(sim.call_count("cuStreamGetId"), ids);
+    CHECK_EQ(cuda.cuStreamEndCapture(handle, &graph), NRM_CUDA_SUCCESS);
+    CHECK(graph != NULL);
+    give(inside, handle);
+    CHECK_EQ(n_kept(pool), 1u);
+    CHECK(take(BLOCK, handle) == kept);
+    void *more = take(BLOCK, handle);
+    CHECK(more != ptr && more != inside);
+    give(more, handle);
+    give(kept, handle);
+    CHECK_EQ(cuda.cuGraphDestroy(graph), NRM_CUDA_SUCCESS);
+    destroy(handle);
+    stop();
+}
+
+/* ---- more streams than numbers ---- */
+
+static uint64_t
+n_slots_in_use(void)
+{
+    struct nrm__order_counts counts;
+    nrm__order_counts(&counts);
+    return counts.in_use;
+}
+
+TEST(numbers_of_streams_that_nobody_uses_make_room)
+{
+    start(0);
+    for (int i = 0; i < 4 * N_NUMBERS; i++) {
+        nrm_CUstream handle = new_handle();
+        know(handle);
+        know(handle);
+        destroy(handle);
+        CHECK_LE(n_slots_in_use(), (uint64_t)N_NUMBERS);
+    }
+    CHECK_GT(n_slots_in_use(), (uint64_t)N_NUMBERS / 2);
+    stop();
+}
+
+TEST(a_stream_that_is_used_keeps_its_number)
+{
+    start(0);
+    nrm_CUstream handle = new_handle();
+    know(handle);
+    void *ptr = take(LARGE, handle);
+    give(ptr, handle);
+    for (int i = 0; i < 2 * N_NUMBERS; i++) {
+        nrm_CUstream other = new_handle();
+        know(other);
+        destroy(other);
+        uint64_t before = sim.call_count(NULL);
+        give(take(LARGE, handle), handle);
+        CHECK_EQ(sim.call_count(NULL), before + 4);
+    }
+    destroy(handle);
+    stop();
+}
+
+static const struct crowd {
+    const char *name;
+    bool
+        takes_itself; /* the stream that freed the block has it back, or else another */
+} crowds[] = {{"taken by another", false}, {"taken by itself", true}};
+
+/* Its number has made room for others, and later comes in again. */
+TEST_EACH(a_stream_whose_number_made_room_is_waited_for, crowds)
+{
+    start(N_BLOCKS);
+    struct part part = {.handle = new_handle(), .aside = new_stream()};
+    nrm_CUstream b = new_handle();
+    void *rest = take((N_BLOCKS - 2) * BLOCK, NULL);
+    keep_used_there(&part);
+    make_current(0);
+    for (int i = 0; i < 2 * N_NUMBERS; i++) {
+        nrm_CUstream other = new_handle();
+        know(other);
+        destroy(other);
+    }
+    void *spare = take(BLOCK, NULL);
+    CHECK(spare != part.ptr);
+    check_waits(part.ptr, row->takes_itself ? part.handle : b, part.aside);
+    give(rest, NULL);
+    give(spare, NULL);
+    destroy(part.handle);
+    destroy(b);
+    nrm_stream_release(part.aside);
+    stop();
+}
+
+/* ---- threads ---- */
+
+enum { N_ROUNDS = 4000 / SLOW, N_OWNED = 64 };
+
+static nrm_CUstream shared;
+static _Atomic(void *) owned[N_OWNED]; /* blocks that somebody has now */
+static atomic_bool is_over;
+
+/* Two threads have never the same block. */
+static size_t
+own(void *ptr)
+{
+    for (size_t i = 0; i < N_OWNED; i++) {
+        CHECK(atomic_load(&owned[i]) != ptr);
+    }
+    for (size_t i = 0;; i = (i + 1) % N_OWNED) {
+        void *none = NULL;
+        if (atomic_compare_exchange_strong(&owned[i], &none, ptr)) {
+            return i;
+        }
+    }
+}
+
+static void
+share_there(void *argument)
+{
+    size_t at[4], nbytes = *(size_t *)argument;
+    make_current(0);
+    for (int i = 0; i < N_ROUNDS; i++) {
+        int n = 1 + i % 4;
+        for (int k = 0; k < n; k++) {
+            at[k] = own(take(nbytes + (size_t)(i % 3) * 65536, shared));
+        }
+        for (int k = 0; k < n; k++) {
+            give(atomic_exchange(&owned[at[k]], NULL), shared);
+        }
+    }
+    cuda.cuCtxSetCurrent(NULL);
+}
+
+/* Streams that come and go push the numbers of the others out all the time. */
+static void
+crowd_there(void *argument)
+{
+    (void)argument;
+    make_current(0);
+    while (!atomic_load(&is_over)) {
+        nrm_CUstream handle = new_handle();
+        know(handle);
+        void *ptr = take(BLOCK, handle);
+        write_on(handle, ptr, 1);
+        give(ptr, handle);
+        destroy(handle);
+    }
+    cuda.cuCtxSetCurrent(NULL);
+}
+
+static void
+trim_there(void *argument)
+{
+    (void)argument;
+    make_current(0);
+    while (!atomic_load(&is_over)) {
+        CHECK_OK(nrm_resource_trim(pool, 0, NULL));
+        let_run();
+    }
+    cuda.cuCtxSetCurrent(NULL);
+}
+
+TEST(threads_share_a_handle_while_streams_come_and_go)
+{
+    struct worker workers[N_WORKERS], crowd[2], trimmer;
+    size_t nbytes = BLOCK;
+    start(0);
+    shared = new_handle();
+    atomic_store(&is_over, false);
+    for (int i = 0; i < N_WORKERS; i++) {
+        worker_start(&workers[i]);
+        worker_ask(&workers[i], share_there, &nbytes);
+    }
+    for (int i = 0; i < 2; i++) {
+        worker_start(&crowd[i]);
+        worker_ask(&crowd[i], crowd_there, NULL);
+    }
+    worker_start(&trimmer);
+    worker_ask(&trimmer, trim_there, NULL);
+    for (int i = 0; i < N_WORKERS; i++) {
+        worker_wait(&workers[i]);
+        worker_end(&workers[i]);
+    }
+    atomic_store(&is_over, true);
+    for (int i = 0; i < 2; i++) {
+        worker_wait(&crowd[i]);
+        worker_end(&crowd[i]);
+    }
+    worker_wait(&trimmer);
+    worker_end(&trimmer);
+    CHECK_LE(n_slots_in_use(), (uint64_t)N_NUMBERS);
+    destroy(shared);
+    stop();
+}
+
+/* ---- when the driver does not say ---- */
+
+static const struct silent {
+    const char *name;
+} silent[] = {{"cuStreamGetId"}, {"cuStreamIsCapturing"}, {"cuStreamGetCtx"}};
+
+TEST_EACH(a_stream_that_has_no_number_is_behind_its_context, silent)
+{
+    start(N_BLOCKS);
+    nrm_CUstream handle = new_handle(), b = new_handle();
+    nrm_stream *aside = new_stream();
+    void *rest = take((N_BLOCKS - 1) * BLOCK, NULL);
+    void *ptr = put_in_use(handle, aside);
+    CHECK_EQ(sim.fail(row->name, 1, NRM_CUDA_ERROR_OPERATING_SYSTEM, 0), 0);
+    give(ptr, handle);
+    CHECK_EQ(sim.fail(row->name, 1, 0, 1), 0);
+    CHECK_EQ(n_kept(pool), 0u);
+    check_waits(ptr, b, aside);
+    give(rest, NULL);
+    destroy(handle);
+    destroy(b);
+    nrm_stream_release(aside);
+    stop();
+}
+
+/* Its numbers begin anew. */
+TEST(a_machine_that_starts_again_has_other_streams)
+{
+    for (int i = 0; i < 3; i++) {
+        start(0);
+        nrm_CUstream handle = new_handle();
+        know(handle);
+        know(handle);
+        CHECK_EQ(n_kept(pool), 1u);
+        destroy(handle);
+        stop();
+    }
+}
+
+CHECK_MAIN
