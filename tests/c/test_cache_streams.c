@@ -277,20 +277,6 @@ TEST(nothing_is_kept_for_the_host)
     stop();
 }
 
-TEST(what_is_kept_for_a_bare_handle_is_nothing)
-{
-    start(0);
-    nrm_CUstream handle = new_handle();
-    nrm_stream *bare = bare_stream(handle);
-    for (int i = 0; i < 5; i++) {
-        know(bare);
-        CHECK_EQ(n_kept(pool), 0u);
-    }
-    nrm_stream_release(bare);
-    CHECK_EQ(cuda.cuStreamDestroy(handle), NRM_CUDA_SUCCESS);
-    stop();
-}
-
 /* The graph may use what is freed meanwhile for as long as it lives. */
 TEST(nothing_is_kept_or_handed_out_while_a_capture_is_announced)
 {

@@ -608,6 +608,93 @@ TEST(a_bare_handle_is_recorded_on_in_the_free_and_never_later)
     stop();
 }
 
+/* As a thread keeps it, and lets go of it when the handle is no argument. */
+static void
+free_late(nrm_stream *bare, int i)
+{
+    struct nrm__order_tag slot;
+    uintptr_t origin = 0;
+    CHECK(nrm__order_slot_of(bare, 0, &slot));
+    blocks[i].tag = nrm__order_stamp_key(nrm__order_key(slot), &origin);
+    CHECK_EQ(origin, (uintptr_t)handle_of(bare));
+}
+
+static const struct late {
+    const char *name;
+    bool is_destroyed, is_polled;
+} lates[] = {
+    {"waited for", false, false},
+    {"asked about", false, true},
+    {"destroyed, waited for", true, false},
+    {"destroyed, asked about", true, true},
+};
+
+TEST_EACH(what_is_let_go_of_without_the_handle_is_behind_the_context, lates)
+{
+    start(NULL);
+    nrm_CUstream handle = new_handle();
+    nrm_stream *bare = bare_stream(handle), *aside = new_stream(), *b = new_stream();
+    nrm_CUevent event = NULL;
+    free_on(bare, 1);
+    CHECK_EQ(cuda.cuStreamSynchronize(handle), NRM_CUDA_SUCCESS);
+    CHECK(poll(1));
+    hold(aside);
+    read_on(aside, 1);
+    CHECK_EQ(cuda.cuEventCreate(&event, NRM_CU_EVENT_DISABLE_TIMING), NRM_CUDA_SUCCESS);
+    CHECK_EQ(cuda.cuEventRecord(event, handle_of(aside)), NRM_CUDA_SUCCESS);
+    CHECK_EQ(cuda.cuStreamWaitEvent(handle, event, 0), NRM_CUDA_SUCCESS);
+    read_on(bare, 0);
+    free_late(bare, 0);
+    uint64_t records = sim.call_count("cuEventRecord");
+    nrm_stream_release(bare);
+    if (row->is_destroyed) {
+        CHECK_EQ(cuda.cuStreamDestroy(handle), NRM_CUDA_SUCCESS);
+    }
+    CHECK(!is_done(0));
+    CHECK(!row->is_polled || !poll(0));
+    take(0, b);
+    CHECK_EQ(sim.call_count("cuEventRecord"), records);
+    CHECK_EQ(sim.call_count("cuCtxRecordEvent"), 1u);
+    overwrite_on(b, 0);
+    let_run();
+    let_go(aside);
+    CHECK(has_seen(0, 7));
+    CHECK(poll(0));
+    if (!row->is_destroyed) {
+        CHECK_EQ(cuda.cuStreamDestroy(handle), NRM_CUDA_SUCCESS);
+    }
+    CHECK_EQ(cuda.cuEventDestroy(event), NRM_CUDA_SUCCESS);
+    nrm_stream_release(aside);
+    nrm_stream_release(b);
+    stop();
+}
+
+/* The event of the context says nothing about what is freed on the stream afterwards. */
+TEST(a_stream_of_others_goes_on_after_an_event_of_its_context)
+{
+    start(NULL);
+    nrm_CUstream handle = new_handle();
+    nrm_stream *bare = bare_stream(handle);
+    free_on(bare, 0);
+    free_late(bare, 1);
+    poll(1);
+    let_run();
+    CHECK(poll(1));
+    hold(bare);
+    read_on(bare, 2);
+    free_late(bare, 2);
+    CHECK(!is_done(2));
+    CHECK(!poll(2));
+    let_run();
+    CHECK(!poll(2));
+    let_go(bare);
+    CHECK(has_seen(2, 7));
+    CHECK(poll(2));
+    nrm_stream_release(bare);
+    CHECK_EQ(cuda.cuStreamDestroy(handle), NRM_CUDA_SUCCESS);
+    stop();
+}
+
 TEST(more_frees_on_bare_handles_than_events_are_ordered_all_the_same)
 {
     enum { MANY = 1500 };
@@ -1016,7 +1103,12 @@ TEST_EACH(an_adoption_whose_call_fails_is_refused_or_goes_another_way, failing)
     stop();
 }
 
-TEST_EACH(a_free_on_a_bare_handle_whose_call_fails_joins_the_epoch, failing)
+static const struct failing failing_frees[] = {
+    {"cuStreamIsCapturing", false}, {"cuStreamGetId", false}, {"cuStreamGetCtx", false},
+    {"cuEventCreate", false},       {"cuEventRecord", false},
+};
+
+TEST_EACH(a_free_on_a_bare_handle_whose_call_fails_is_behind_its_context, failing_frees)
 {
     const struct failing *failing_call = row;
     start(NULL);

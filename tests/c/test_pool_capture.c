@@ -767,10 +767,12 @@ TEST(a_stream_of_others_is_asked_about_each_time)
     start(0);
     nrm_stream *stream = others_stream();
     give(take(BLOCK, stream), stream);
+    give(take(BLOCK, stream), stream);
     uint64_t before = sim.call_count("cuStreamIsCapturing");
     void *ptr = take(BLOCK, stream);
     CHECK_EQ(sim.call_count("cuStreamIsCapturing"), before + 1);
     give(ptr, stream);
+    CHECK_EQ(sim.call_count("cuStreamIsCapturing"), before + 2);
     CHECK_EQ(sim.call_count("cuStreamGetCaptureInfo"), 0u);
     drop_stream(stream);
     stop();
