@@ -28,6 +28,15 @@
 /* How many captures are announced, or were found to go on on a stream that stays. */
 extern atomic_uint nrm__captures_known;
 
+/* Whether a capture is known that may go on on the stream. One load. */
+static inline bool
+nrm__stream_in_known_capture(const nrm_stream *stream)
+{
+    /* The legacy stream is never captured. */
+    return stream->handle > NRM_STREAM_HANDLE_LEGACY &&
+           atomic_load_explicit(&nrm__captures_known, memory_order_relaxed) != 0;
+}
+
 /*
  * Whether the driver must be asked before memory is taken or freed on the stream: one load
  * for a stream that stays. While it is true, nothing that a thread keeps may be handed out
@@ -36,11 +45,8 @@ extern atomic_uint nrm__captures_known;
 static inline bool
 nrm__stream_may_capture(const nrm_stream *stream)
 {
-    if (stream == NULL || stream->handle <= NRM_STREAM_HANDLE_LEGACY) {
-        return false; /* the legacy stream is never captured */
-    }
-    return atomic_load_explicit(&nrm__captures_known, memory_order_relaxed) != 0 ||
-           !nrm__stream_stays(stream);
+    return stream != NULL &&
+           (nrm__stream_in_known_capture(stream) || !nrm__stream_stays(stream));
 }
 
 struct nrm__capture_tags {

@@ -148,8 +148,8 @@ take_short(nrm_resource *pool, const struct nrm__request *request,
 {
     nrm_stream room;
     struct nrm__cache *cache;
-    const nrm_stream *named = nrm__short_named(pool, request->stream, &room);
-    struct nrm__slot *slot = nrm__cache_enter_slot(pool, &cache);
+    const nrm_stream *named = request->stream;
+    struct nrm__slot *slot = nrm__short_enter(pool, &named, &room, &cache);
     if (slot == NULL) {
         return false;
     }

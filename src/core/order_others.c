@@ -139,7 +139,12 @@ static struct nrm__order *
 hold_id(uint64_t id)
 {
     uint64_t key = nrm__order_key_of_id(id);
-    return key != 0 ? nrm__order_hold_key(key) : NULL;
+    struct nrm__order *order = key != 0 ? nrm__order_hold_key(key) : NULL;
+    if (order != NULL && !nrm__order_is_current(order)) {
+        nrm__order_drop(order); /* a context was reset since */
+        return NULL;
+    }
+    return order;
 }
 
 struct nrm__order *

@@ -173,8 +173,7 @@ nrm__order_other_set_of(uint64_t id)
     return &nrm__order_others[id * UINT64_C(0x9E3779B97F4A7C15) >> 58];
 }
 
-/* The key of the stream of others that has this number; 0: it has none (yet), or a context
-   was reset since. It is good for as long as the caller stays inside its cache; elsewhere
+/* The key of the stream of others that has this number; 0: it has none (yet). It is good for as long as the caller stays inside its cache; elsewhere
    nrm__order_hold_key says whether it still is. */
 static inline uint64_t
 nrm__order_key_of_id(uint64_t id)
@@ -191,9 +190,6 @@ nrm__order_key_of_id(uint64_t id)
             continue;
         }
         struct nrm__order *order = nrm__order_at((uint32_t)(key >> 32));
-        if (!nrm__order_is_current(order)) {
-            return 0;
-        }
         if (!atomic_load_explicit(&order->is_used, memory_order_relaxed)) {
             atomic_store_explicit(&order->is_used, true, memory_order_relaxed);
         }

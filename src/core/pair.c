@@ -92,8 +92,8 @@ allocate_on_other(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream 
 {
     nrm_stream room;
     struct nrm__cache *cache;
-    const nrm_stream *named = nrm__short_named(mr, stream, &room);
-    struct nrm__slot *slot = nrm__cache_enter_slot(mr, &cache);
+    const nrm_stream *named = stream;
+    struct nrm__slot *slot = nrm__short_enter(mr, &named, &room, &cache);
     if (slot == NULL) {
         return nrm__allocate_long(mr, nbytes, alignment, stream, 0, out);
     }
@@ -228,8 +228,8 @@ deallocate_on_other(nrm_resource *mr, void *ptr, nrm_stream *stream)
 {
     nrm_stream room;
     struct nrm__cache *cache;
-    const nrm_stream *named = nrm__short_named(mr, stream, &room);
-    struct nrm__slot *slot = nrm__cache_enter_slot(mr, &cache);
+    const nrm_stream *named = stream;
+    struct nrm__slot *slot = nrm__short_enter(mr, &named, &room, &cache);
     if (slot == NULL) {
         return nrm__deallocate_long(mr, ptr, stream);
     }

@@ -49,32 +49,33 @@ nrm__short_take_cell(struct nrm__magazines *magazines, size_t nbytes,
     return cell.ptr;
 }
 
-/* The stream of a request in the sense of nrm__short_key, found before the cache is entered:
-   of others the driver is asked, where blocks are kept by stream, and the answer stands in
-   the copy `room`. */
-static inline const nrm_stream *
-nrm__short_named(nrm_resource *mr, const nrm_stream *stream, nrm_stream *room)
+/*
+ * As nrm__cache_enter_slot, for a stream that may be of others: where blocks are kept by stream
+ * the driver is asked for its number, outside, and *stream becomes `room`, which stands for
+ * it until the cache is left. Without a number, or a slot, it stays what it was, and has no
+ * key.
+ */
+static inline struct nrm__slot *
+nrm__short_enter(nrm_resource *mr, const nrm_stream **stream, nrm_stream *room,
+                 struct nrm__cache **out)
 {
-    struct nrm__cache *cache;
-    if (stream == NULL || nrm__stream_stays(stream)) {
-        return stream;
-    }
-    const struct nrm__slot *slot = nrm__cache_enter_slot(mr, &cache);
-    if (slot == NULL) {
-        return stream;
-    }
-    bool is_ordered = slot->magazines != NULL && slot->magazines->is_ordered;
-    nrm__cache_leave(cache);
     uint64_t id;
-    if (!is_ordered || !nrm__cuda_stream_id(stream->handle, &id)) {
-        return stream;
+    struct nrm__slot *slot = nrm__cache_enter_slot(mr, out);
+    if (slot == NULL || *stream == NULL || nrm__stream_stays(*stream) ||
+        slot->magazines == NULL || !slot->magazines->is_ordered) {
+        return slot;
     }
-    room->handle = stream->handle;
-    room->thread = 0;
-    room->created.handle = NULL;
-    room->id = id;
-    atomic_init(&room->orders, NULL);
-    return room;
+    nrm__cache_leave(*out);
+    bool has_id = nrm__cuda_stream_id((*stream)->handle, &id);
+    slot = nrm__cache_enter_slot(mr, out);
+    uint64_t key = has_id && slot != NULL ? nrm__order_key_of_id(id) : 0;
+    if (key != 0) {
+        room->handle = (*stream)->handle;
+        room->thread = 0;
+        atomic_init(&room->orders, nrm__order_at((uint32_t)(key >> 32)));
+        *stream = room;
+    }
+    return slot;
 }
 
 /* Whose block this is going to be, or was: see nrm__cache_set. False: it must be ordered
@@ -88,13 +89,9 @@ nrm__short_key(const struct nrm__magazines *magazines, const nrm_stream *stream,
         return true; /* of those that are ordered the limit is 0 */
     }
     uint64_t thread = nrm__thread_state_now()->id;
-    if (magazines->is_ordered && stream->id != 0) {
-        *out = nrm__order_key_of_id(stream->id);
-        return *out != 0; /* asked: it is not being captured */
-    }
     if (magazines->is_ordered) {
         *out = nrm__order_key_of(stream, magazines->device, thread);
-        return *out != 0 && !nrm__stream_may_capture(stream);
+        return *out != 0 && !nrm__stream_in_known_capture(stream);
     }
     return stream->thread == 0 || stream->thread == thread;
 }
@@ -395,8 +392,7 @@ nrm__short_keep_claimed(nrm_resource *pool, const struct nrm__block *block,
     if (pool->ops->take_back == NULL) {
         return false;
     }
-    stream = nrm__short_named(pool, stream, &room);
-    struct nrm__slot *slot = nrm__cache_enter_slot(pool, &cache);
+    struct nrm__slot *slot = nrm__short_enter(pool, &stream, &room, &cache);
     if (slot == NULL) {
         return false;
     }

@@ -1,6 +1,9 @@
 /*
  * Streams: a handle, what keeps it alive, and for the per-thread default stream the
  * thread it belongs to. The constants are immortal.
+ *
+ * A binding that knows streams by their handles makes an object for each call. So the memory
+ * of the last one that ended is kept aside, for the next one to take without a lock.
  */
 #include "core/stream.h"
 
@@ -13,6 +16,7 @@
 
 static nrm_stream default_stream = {.handle = NRM_STREAM_HANDLE_DEFAULT};
 static nrm_stream legacy_stream = {.handle = NRM_STREAM_HANDLE_LEGACY};
+static _Atomic(nrm_stream *) spare; /* memory only */
 
 nrm_stream *
 nrm_stream_default(void)
@@ -30,7 +34,10 @@ nrm_stream_legacy(void)
 static nrm_stream *
 make(uintptr_t handle)
 {
-    nrm_stream *stream = nrm__node_allocate(sizeof *stream);
+    nrm_stream *stream = atomic_exchange_explicit(&spare, NULL, memory_order_acquire);
+    if (stream == NULL) {
+        stream = nrm__node_allocate(sizeof *stream);
+    }
     if (stream == NULL) {
         (void)nrm__error(NRM_OUT_OF_MEMORY, "no memory for a stream");
         return NULL;
@@ -38,6 +45,16 @@ make(uintptr_t handle)
     *stream = (nrm_stream){.handle = handle};
     atomic_init(&stream->refcount, 1);
     return stream;
+}
+
+static void
+unmake(nrm_stream *stream)
+{
+    nrm_stream *none = NULL;
+    if (!atomic_compare_exchange_strong_explicit(
+            &spare, &none, stream, memory_order_release, memory_order_relaxed)) {
+        nrm__node_deallocate(stream, sizeof *stream);
+    }
 }
 
 nrm_status
@@ -57,7 +74,7 @@ nrm_stream_create(int device, unsigned int flags, nrm_stream **out)
     nrm_status status = nrm__cuda_stream_create(device, flags, &stream->created);
     nrm__attach(token);
     if (status != NRM_OK) {
-        nrm__node_deallocate(stream, sizeof *stream);
+        unmake(stream);
         return status;
     }
     stream->handle = (uintptr_t)stream->created.handle;
@@ -175,5 +192,5 @@ nrm_stream_release(nrm_stream *stream)
     if (stream->drop != NULL) {
         stream->drop(stream->keepalive);
     }
-    nrm__node_deallocate(stream, sizeof *stream);
+    unmake(stream);
 }

@@ -18,7 +18,6 @@ struct nrm_stream {
     void *keepalive;                 /* owned */
     void (*drop)(void *keepalive);
     _Atomic(struct nrm__order *) orders; /* one a device; see core/order.c */
-    uint64_t id; /* of a stream of others, in the copy of one call: nrm__short_named */
 };
 
 /* The handles 0, 1 and 2 mean a stream of the context they are used in. */

@@ -219,6 +219,13 @@ call_is_capturing(void)
 }
 
 static nrm_CUresult
+call_stream_id(void)
+{
+    unsigned long long id;
+    return cu.cuStreamGetId(NRM_CU_STREAM_LEGACY, &id);
+}
+
+static nrm_CUresult
 call_event_query(void)
 {
     return cu.cuEventQuery(done_event);
@@ -282,6 +289,7 @@ static const struct {
     {"cuDeviceGetAttribute", call_device_attribute},
     {"cuThreadExchangeStreamCaptureMode x2", call_exchange_mode_twice},
     {"cuStreamIsCapturing(legacy)", call_is_capturing},
+    {"cuStreamGetId(legacy)", call_stream_id},
     {"cuEventQuery(done)", call_event_query},
     {"cuEventCreate + Destroy", call_event_create},
     {"cuCtxRecordEvent", call_record},

@@ -94,15 +94,26 @@ recorded_again(void)
 
 /* ---- streams that are gone ---- */
 
+static unsigned long long
+id_of(nrm_CUstream stream)
+{
+    unsigned long long id = 0;
+    MUST(cu.cuStreamGetId(stream, &id));
+    return id;
+}
+
 static void
 destroyed(void)
 {
     nrm_CUstream gone = new_stream();
+    unsigned long long id = id_of(gone);
     busy(gone);
+    expect_yes("a stream keeps its number while it works", id_of(gone) == id);
     MUST(cu.cuEventRecord(event, gone));
     MUST(cu.cuStreamDestroy(gone));
     nrm_CUstream next = new_stream();
     expect_yes("the next stream has the handle of the destroyed one", next == gone);
+    expect_yes("and another number", id_of(next) != id);
     expect("it is idle", cu.cuStreamQuery(next), NRM_CUDA_SUCCESS);
     expect("the last event of the destroyed one", cu.cuEventQuery(event),
            NRM_CUDA_ERROR_NOT_READY);
@@ -113,6 +124,30 @@ destroyed(void)
     MUST(cu.cuStreamSynchronize(next));
     expect("the event then", cu.cuEventQuery(event), NRM_CUDA_SUCCESS);
     MUST(cu.cuStreamDestroy(next));
+}
+
+/* Each has the handle of the one before. */
+static void
+numbers(void)
+{
+    enum { N_STREAMS = 1000 };
+    static unsigned long long ids[N_STREAMS];
+    int n_equal = 0, n_handles = 0;
+    nrm_CUstream last = NULL;
+    for (int i = 0; i < N_STREAMS; i++) {
+        nrm_CUstream stream = new_stream();
+        n_handles += stream == last;
+        ids[i] = id_of(stream);
+        MUST(cu.cuStreamDestroy(stream));
+        for (int k = 0; k < i; k++) {
+            n_equal += ids[k] == ids[i];
+        }
+        last = stream;
+    }
+    expect_yes(
+        "most of a thousand streams, one after the other, have the last one's handle",
+        n_handles > N_STREAMS / 2);
+    expect_yes("none has the number of an earlier one", n_equal == 0);
 }
 
 int
@@ -127,5 +162,6 @@ main(int argc, char **argv)
     per_thread();
     recorded_again();
     destroyed();
+    numbers();
     return finish();
 }
