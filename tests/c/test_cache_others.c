@@ -29,11 +29,13 @@ static nrm_CUdeviceptr seen; /* what kernels have read */
 
 /* 0 blocks: the pool grows. */
 static void
-start(size_t n_blocks)
+start_machine(size_t n_blocks, uint64_t seed)
 {
+    struct nrm_cudasim_config config = simulator_config();
     nrm_pool_options options = NRM_OPTIONS(nrm_pool_options);
     nrm_resource *source = NULL;
-    simulator_start(NULL);
+    config.seed = seed;
+    simulator_start(&config);
     CHECK_OK(nrm__cuda_init(NULL));
     make_current(0);
     CHECK_EQ(cuda.cuMemAlloc(&seen, BLOCK), NRM_CUDA_SUCCESS);
@@ -42,6 +44,12 @@ start(size_t n_blocks)
     CHECK_OK(nrm_device_create(NULL, &source));
     CHECK_OK(nrm_pool_create(source, &options, &pool));
     nrm_resource_release(source);
+}
+
+static void
+start(size_t n_blocks)
+{
+    start_machine(n_blocks, 0);
 }
 
 static void
@@ -489,7 +497,7 @@ TEST_EACH(a_stream_whose_number_made_room_is_waited_for, crowds)
 
 /* ---- threads ---- */
 
-enum { N_ROUNDS = 4000 / SLOW, N_OWNED = 64 };
+enum { N_ROUNDS = 1200 / SLOW, N_OWNED = 64 };
 
 static nrm_CUstream shared;
 static _Atomic(void *) owned[N_OWNED]; /* blocks that somebody has now */
@@ -536,7 +544,7 @@ share_there(void *argument)
     for (int i = 0; i < N_ROUNDS; i++) {
         int n = 1 + i % 4;
         for (int k = 0; k < n; k++) {
-            void *ptr = take(nbytes + (size_t)(i % 3) * 65536, shared);
+            void *ptr = take(nbytes * (size_t)(1 + i % 3), shared);
             at[k] = own(ptr);
             if (i % 16 == 0) {
                 check_bytes(ptr, (unsigned char)(2 + i % 200));
@@ -549,23 +557,76 @@ share_there(void *argument)
     cuda.cuCtxSetCurrent(NULL);
 }
 
-/* Streams that come and go push the numbers of the others out all the time. */
+enum { N_CROWD = 16, N_EACH = 3 };
+
+struct crowd_work {
+    nrm_CUstream slow;
+    nrm_CUevent event;
+    nrm_CUdeviceptr results; /* what each piece of work found, a BLOCK each */
+};
+
+static unsigned char
+value_of(int k)
+{
+    return (unsigned char)(1 + k);
+}
+
+/* A stream whose work waits for the slow one, and is pending when it is gone: it writes a
+   block, and reads what is there then. */
+static void
+live_shortly(const struct crowd_work *work, int i)
+{
+    nrm_CUstream handle = new_handle();
+    CHECK_EQ(cuda.cuStreamWaitEvent(handle, work->event, 0), NRM_CUDA_SUCCESS);
+    for (int k = i * N_EACH; k < (i + 1) * N_EACH; k++) {
+        void *ptr = take(BLOCK, handle);
+        write_on(handle, ptr, value_of(k));
+        CHECK_EQ(cuda.cuMemcpyAsync(work->results + (size_t)k * BLOCK,
+                                    (nrm_CUdeviceptr)(uintptr_t)ptr, BLOCK, handle),
+                 NRM_CUDA_SUCCESS);
+        give(ptr, handle);
+    }
+    destroy(handle);
+}
+
+static void
+check_results(const struct crowd_work *work)
+{
+    static _Thread_local unsigned char bytes[N_CROWD * N_EACH * BLOCK];
+    CHECK_EQ(cuda.cuCtxSynchronize(), NRM_CUDA_SUCCESS);
+    CHECK_EQ(cuda.cuMemcpyDtoH(bytes, work->results, sizeof bytes), NRM_CUDA_SUCCESS);
+    size_t n_wrong = 0;
+    for (size_t i = 0; i < sizeof bytes; i++) {
+        n_wrong += bytes[i] != value_of((int)(i / BLOCK));
+    }
+    CHECK_EQ(n_wrong, 0u);
+}
+
+/* Pushes the numbers of other streams out all the time. */
 static void
 crowd_there(void *argument)
 {
+    struct crowd_work work;
     (void)argument;
     make_current(0);
-    for (int i = 0; !atomic_load(&is_over); i++) {
-        nrm_CUstream handle = new_handle();
-        know(handle);
-        void *ptr = take(BLOCK, handle);
-        write_on(handle, ptr, 1);
-        give(ptr, handle);
-        destroy(handle);
-        if (i % 16 == 0) { /* the machine is slower than its programs */
-            CHECK_EQ(cuda.cuCtxSynchronize(), NRM_CUDA_SUCCESS);
+    work.slow = new_handle();
+    CHECK_EQ(cuda.cuMemAlloc(&work.results, N_CROWD * N_EACH * BLOCK),
+             NRM_CUDA_SUCCESS);
+    CHECK_EQ(cuda.cuEventCreate(&work.event, NRM_CU_EVENT_DISABLE_TIMING),
+             NRM_CUDA_SUCCESS);
+    while (!atomic_load(&is_over)) {
+        CHECK_EQ(sim.hold_stream(work.slow), 0);
+        CHECK_EQ(cuda.cuMemsetD8Async(work.results, 0, 1, work.slow), NRM_CUDA_SUCCESS);
+        CHECK_EQ(cuda.cuEventRecord(work.event, work.slow), NRM_CUDA_SUCCESS);
+        for (int i = 0; i < N_CROWD; i++) {
+            live_shortly(&work, i);
         }
+        CHECK_EQ(sim.release_stream(work.slow), 0);
+        check_results(&work);
     }
+    destroy(work.slow);
+    CHECK_EQ(cuda.cuEventDestroy(work.event), NRM_CUDA_SUCCESS);
+    CHECK_EQ(cuda.cuMemFree(work.results), NRM_CUDA_SUCCESS);
     cuda.cuCtxSetCurrent(NULL);
 }
 
@@ -585,7 +646,7 @@ TEST(threads_share_a_handle_while_streams_come_and_go)
 {
     struct worker workers[N_WORKERS], crowd[2], trimmer;
     size_t nbytes = BLOCK;
-    start(0);
+    start_machine(3 * N_BLOCKS, 7);
     shared = new_handle();
     atomic_store(&is_over, false);
     for (int i = 0; i < N_WORKERS; i++) {
