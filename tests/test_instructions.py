@@ -41,7 +41,7 @@ CEILINGS = {
     "device_64_KiB": 416,
     "device_default_64_KiB": 396,
     "pinned_64_KiB": 333,
-    "handle_64_KiB": 10250,
+    "handle_64_KiB": 2640,
 }
 
 

@@ -94,7 +94,7 @@ enum {
 #define NRM__POOL_N_STREAMS 32u /* that have a list of their own at a time */
 
 struct nrm__pool_order {
-    struct nrm__pool_list *others; /* epochs, bare handles, streams without a list */
+    struct nrm__pool_list *others; /* epochs, streams without a list */
     _Atomic(struct nrm__pool_list *) streams[NRM__POOL_N_STREAMS]; /* NULL: not yet */
     _Atomic(struct nrm__pool_list *) held; /* of graphs; nobody takes them; or NULL */
     /* Under the pool's lock: */
