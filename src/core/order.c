@@ -13,6 +13,7 @@
 #include "core/order.h"
 
 #include "base/error.h"
+#include "core/background.h"
 #include "core/hooks.h"
 #include "core/order_slots.h"
 #include "core/stream.h"
@@ -34,10 +35,14 @@ epoch_tag(void)
 
 /* ---- calling the driver about a stream ---- */
 
-/* An event of a whole context; without a handle: there is nothing to wait for. */
+/* An event of a whole context; without a handle: there is nothing to wait for. The background
+   thread records none, as it cannot know of captures (nrm__epoch_close). */
 static nrm_status
 record_context(int device, struct nrm__cuda_event *out)
 {
+    if (nrm__background_is_here()) {
+        return NRM_NOT_FOUND;
+    }
     *out = (struct nrm__cuda_event){.device = device};
     switch (nrm__cuda_record(device, out)) {
     case NRM__RECORDED:
