@@ -77,6 +77,9 @@ nrm__segment_create(nrm_resource *owner, void *ptr, size_t nbytes,
     segment->upstream = (struct nrm__block){0};
     segment->shadows = NULL;
     segment->extra = NULL;
+    segment->blocks_of = segment->cells_of = NULL;
+    segment->sizes = NULL;
+    segment->cell_nbytes = segment->reciprocal = segment->magazine = 0;
     segment->generation = 0;
     segment->entry = NULL;
     if (segment->fork_depth != nrm__fork_depth()) {

@@ -10,6 +10,7 @@
 #ifndef NRM_CORE_BLOCK_MAP_H
 #define NRM_CORE_BLOCK_MAP_H
 
+#include "base/hidden.h"
 #include "core/ops.h"
 
 #define NRM__MAP_PAGE ((size_t)64 * 1024)
@@ -25,6 +26,9 @@ struct nrm__live {
     atomic_size_t capacity;
     struct nrm__segment *segment;
     atomic_bool goes_long; /* back to its owner, never kept by a thread */
+    /* The set of a thread that it was kept in last (core/cache.h): a guess, where it may be
+       kept again. */
+    atomic_uint_least8_t set;
 };
 
 /* Of the key: the block may be found and claimed, by changing it. Other states are the
@@ -46,19 +50,25 @@ struct nrm__starts {
  * segment, if perhaps another one.
  */
 struct nrm__segment {
-    uintptr_t start;
+    /* All that the short way reads, in one line (core/short.h). */
+    _Alignas(64) uintptr_t start;
+    nrm_resource *owner; /* borrowed: it outlives its segments */
+    void *extra; /* a slab's, with the lowest bit set; else a nrm__starts, or NULL */
+    nrm_resource *blocks_of; /* the owner, if `extra` is a nrm__starts; else NULL */
+    nrm_resource *cells_of;  /* the owner of a slab's; else NULL, as the next four */
+    atomic_uint_least16_t *sizes; /* as those of the slab */
+    uint32_t cell_nbytes, reciprocal;
+    uint32_t magazine; /* offset of the cells' in nrm__magazines */
+    unsigned node;     /* a pool's: whose threads have it first */
     size_t nbytes;
-    nrm_resource *owner;          /* borrowed: it outlives its segments */
-    unsigned node;                /* a pool's: whose threads have it first */
     struct nrm__block upstream;   /* the block of the upstream that it lies in */
     struct nrm__segment *shadows; /* the segment that it lies in, or NULL */
-    void *extra; /* a slab's, with the lowest bit set; else a nrm__starts, or NULL */
     atomic_uint_least64_t
         generation;           /* of contexts, in which the upstream registered it */
     struct nrm__entry *entry; /* in the ordered table; NULL: in the page table */
     struct nrm__link link;    /* in the owner's list */
-    atomic_uint readers;      /* look-ups in progress */
     unsigned fork_depth;      /* of the process that made it */
+    atomic_uint readers;      /* look-ups in progress */
 };
 
 /* A segment that describes a range of its owner; not in the map yet. */
@@ -75,20 +85,19 @@ void nrm__block_map_remove_segment(struct nrm__segment *segment);
 /* The segment of a page, unless it is known to lie elsewhere only; NULL: none. Whoever
    reads more of it than its address sees to it that it stays: nrm__cache_enter. */
 typedef _Atomic(struct nrm__segment *) nrm__page_entry;
-extern _Atomic(nrm__page_entry *) nrm__map_leaves[NRM__MAP_N_LEAVES];
+extern _Atomic(nrm__page_entry *) nrm__map_leaves[NRM__MAP_N_LEAVES] NRM__HIDDEN;
 extern struct nrm__map_overlay {
     _Alignas(64) atomic_size_t n; /* ranges that no page names; read all the time */
-} nrm__map_overlay;
+} nrm__map_overlay NRM__HIDDEN;
 
 static inline struct nrm__segment *
 nrm__block_map_peek(uintptr_t address)
 {
     size_t page = address >> NRM__MAP_PAGE_SHIFT;
-    if (page >> NRM__MAP_LEAF_BITS >= NRM__MAP_N_LEAVES) {
-        return NULL;
-    }
-    nrm__page_entry *leaf = atomic_load_explicit(
-        &nrm__map_leaves[page >> NRM__MAP_LEAF_BITS], memory_order_acquire);
+    /* Of more than 48 bits: that of another address, which the caller sees by its start. */
+    size_t i = page >> NRM__MAP_LEAF_BITS & (NRM__MAP_N_LEAVES - 1);
+    nrm__page_entry *leaf =
+        atomic_load_explicit(&nrm__map_leaves[i], memory_order_acquire);
     return leaf != NULL ? atomic_load_explicit(&leaf[page & (NRM__MAP_LEAF_PAGES - 1)],
                                                memory_order_acquire)
                         : NULL;

@@ -31,6 +31,30 @@
 
 struct nrm__cache_common nrm__cache_common = {.is_alone = true};
 
+/* As nrm__slab_class_index, of the unit: 4 for each doubling from 8 on. */
+#define CLASS_ABOVE(unit, log2) (4 + ((log2) - 3) * 4 + ((unit) >> ((log2) - 2)))
+#define CLASS(unit)                                                                    \
+    ((unit) < 8    ? (unit)                                                            \
+     : (unit) < 16 ? CLASS_ABOVE(unit, 3)                                              \
+     : (unit) < 32 ? CLASS_ABOVE(unit, 4)                                              \
+     : (unit) < 64 ? CLASS_ABOVE(unit, 5)                                              \
+                   : CLASS_ABOVE(unit, 6))
+#define OFFSET(unit)                                                                   \
+    (uint16_t)(offsetof(struct nrm__magazines, classes) +                              \
+               CLASS(unit) * sizeof(struct nrm__magazine))
+#define OFFSETS_4(unit)                                                                \
+    OFFSET(unit), OFFSET((unit) + 1), OFFSET((unit) + 2), OFFSET((unit) + 3)
+#define OFFSETS_16(unit)                                                               \
+    OFFSETS_4(unit), OFFSETS_4((unit) + 4), OFFSETS_4((unit) + 8),                     \
+        OFFSETS_4((unit) + 12)
+
+_Static_assert(offsetof(struct nrm__magazines, sets) <= UINT16_MAX, "an offset fits");
+
+const uint16_t nrm__magazine_offsets[NRM__SLAB_MAX / NRM__SLAB_ALIGNMENT] = {
+    OFFSETS_16(0),  OFFSETS_16(16), OFFSETS_16(32), OFFSETS_16(48),
+    OFFSETS_16(64), OFFSETS_16(80), OFFSETS_16(96), OFFSETS_16(112),
+};
+
 struct nrm__lock nrm__cache_lock = NRM__LOCK_INIT(NRM__RANK_CACHES);
 static struct nrm__link caches = {&caches, &caches};
 static struct nrm__magazines *free_magazines;
@@ -78,7 +102,7 @@ barrier(void)
 static void
 shut_out_locked(struct nrm__cache *cache)
 {
-    atomic_store(&cache->stop, true);
+    atomic_fetch_or(&cache->gate, NRM__CACHE_STOPS);
     if (cache == own_cache()) {
         NRM_DEBUG_ASSERT(!is_inside(cache));
         return;
@@ -92,7 +116,8 @@ shut_out_locked(struct nrm__cache *cache)
 static void
 let_in_locked(struct nrm__cache *cache)
 {
-    atomic_store_explicit(&cache->stop, false, memory_order_release);
+    atomic_fetch_and_explicit(&cache->gate, ~(unsigned)NRM__CACHE_STOPS,
+                              memory_order_release);
 }
 
 void
@@ -140,6 +165,7 @@ init_magazines(struct nrm__magazines *magazines, const struct nrm__front *front)
     magazines->sized_limit =
         front->shift != 0 && !front->is_ordered ? NRM__SIZED_MAX - NRM__SLAB_MAX : 0;
     init_sets(magazines);
+    magazines->recent = magazines->sets;
     magazines->alignment = nrm__kind_alignment(kind);
     magazines->cell_limit = front->cell_limit;
     magazines->is_ordered = front->is_ordered;
@@ -223,15 +249,29 @@ is_own(const struct nrm__slot *slot)
     return slot->pool != NULL && is_of(slot, slot->pool);
 }
 
+static const atomic_bool never;
+
+/* How many sizes there are from the least one on. */
+static uint32_t
+n_sizes(uint32_t least, uint32_t limit)
+{
+    return limit >= least ? limit - least + 1 : 0;
+}
+
 static void
 equip_slot(struct nrm__slot *slot, struct nrm__magazines *magazines)
 {
     slot->magazines = magazines;
-    slot->block_limit = slot->cell_limit = 0;
-    if (magazines != NULL && slot->account == NULL) {
-        slot->block_limit = slot->limit;
-        slot->cell_limit = (uint32_t)nrm__min(slot->limit, magazines->cell_limit);
+    slot->cell_limit = slot->block_sizes = slot->stream_sizes = 0;
+    if (magazines != NULL && slot->account == NULL && slot->least_alignment == 0) {
+        slot->least_block = (uint32_t)magazines->cell_limit + 1;
+        slot->block_sizes = n_sizes(slot->least_block, slot->limit);
+        slot->stream_sizes = n_sizes(slot->least_block, slot->stream_limit);
+        if (slot->forbidden == &never) {
+            slot->cell_limit = (uint32_t)nrm__min(slot->limit, magazines->cell_limit);
+        }
     }
+    slot->cells_of = slot->cell_limit != 0 ? (const void *)slot->pool : &never;
 }
 
 /* Whether requests of a slot are counted in a shard of another one. */
@@ -311,6 +351,7 @@ create_cache(struct nrm__thread_state *state)
         return NULL;
     }
     nrm__lock_acquire(&nrm__cache_lock);
+    atomic_init(&cache->gate, nrm__cache_common.fences ? NRM__CACHE_FENCES : 0u);
     bool is_first = nrm__list_is_empty(&caches);
     nrm__list_append(&caches, &cache->link);
     nrm__lock_release(&nrm__cache_lock);
@@ -320,8 +361,6 @@ create_cache(struct nrm__thread_state *state)
     state->cache = cache;
     return cache;
 }
-
-static const atomic_bool never;
 
 /* Fills a slot that is empty, by its owner; `behind`: that of the next resource on the way
    to the pool, or NULL. False: no memory. */
@@ -334,8 +373,9 @@ fill_slot_locked(struct nrm__slot *slot, nrm_resource *mr,
         return false;
     }
     slot->pool = front->pool;
-    slot->limit = front->limit;
-    slot->stream_limit = front->stream_limit;
+    NRM_DEBUG_ASSERT(nrm__max(front->limit, front->stream_limit) <= NRM__CACHED_MAX);
+    slot->limit = (uint32_t)front->limit;
+    slot->stream_limit = (uint32_t)front->stream_limit;
     slot->forbidden = front->forbidden != NULL ? front->forbidden : &never;
     slot->account = front->account;
     slot->front = shard;
@@ -471,9 +511,8 @@ nrm__cache_keep_cells(nrm_resource *pool, size_t class_index,
     if (magazine == NULL) {
         return 0;
     }
-    struct nrm__cell *kept = slot_of(cache, pool)->magazines->cells[class_index];
     size_t n_kept = nrm__min(n, magazine->capacity - magazine->n);
-    memcpy(&kept[magazine->n], &cells[n - n_kept], n_kept * sizeof *cells);
+    memcpy(&magazine->cells[magazine->n], &cells[n - n_kept], n_kept * sizeof *cells);
     magazine->n += (uint32_t)n_kept;
     nrm__cache_leave(cache);
     return n_kept;
@@ -487,7 +526,7 @@ nrm__cache_give_up_cells(nrm_resource *pool, size_t class_index, struct nrm__cel
     if (magazine == NULL) {
         return 0;
     }
-    struct nrm__cell *kept = slot_of(cache, pool)->magazines->cells[class_index];
+    struct nrm__cell *kept = magazine->cells;
     size_t n = magazine->n == magazine->capacity ? magazine->capacity / 2 : 0;
     memcpy(out, kept, n * sizeof *out);
     magazine->n -= (uint32_t)n;
@@ -753,7 +792,8 @@ forbid_driver_memory(struct nrm__cache *cache)
     for (size_t i = 0; i < NRM__CACHE_SLOTS; i++) {
         struct nrm__slot *slot = &cache->slots[i];
         if (slot->pool != NULL && slot->pool->kind != NRM_KIND_HOST) {
-            slot->limit = slot->stream_limit = slot->block_limit = 0;
+            slot->limit = slot->stream_limit = 0;
+            equip_slot(slot, slot->magazines);
         }
     }
 }

@@ -16,14 +16,16 @@
 
 #include "base/bits.h"
 #include "base/fence.h"
+#include "base/hidden.h"
+#include "base/owned.h"
 #include "base/thread_state.h"
 #include "core/slab.h"
 
-#define NRM__CACHE_SLOTS 48u
+#define NRM__CACHE_SLOTS 46u
 #define NRM__MAGAZINE_CELLS 64u
 #define NRM__CACHE_SIZES 24u /* of blocks below NRM__SIZED_MAX: a set of its own each */
 #define NRM__SIZED_MAX (64 * NRM__KIB)
-#define NRM__CACHE_HASHED 64u /* sets of other blocks that are larger than cells */
+#define NRM__CACHE_HASHED 64u /* as many as hashes: sets of other blocks above cells */
 #define NRM__CACHE_SETS (NRM__CACHE_HASHED + NRM__CACHE_SIZES)
 #define NRM__CACHE_WAYS 29u                /* room for blocks of one size */
 #define NRM__CACHED_MAX (32 * NRM__MIB)    /* largest block that a thread keeps */
@@ -32,25 +34,32 @@
 /* A free cell or block on its way: neither free for others nor live. */
 struct nrm__cell {
     void *ptr;
-    void *record; /* struct nrm__slab, or the pool's description of a block */
+    void *record; /* its size in the slab, or the pool's description of a block */
 };
 
 /* The counts of one thread at one resource, written by the thread alone: what it allocated
-   and gave back since it began, and the difference that it has published (core/shard.c). */
+   since it began, and how far what it has of that, `now`, is below the most that it was.
+   What the short way writes stands in one line. */
 struct nrm__shard {
+    _Alignas(64) struct nrm__shard
+        *behind; /* of the same thread, at the next resource on the way */
+    atomic_int_least64_t in_bytes, in_count;     /* allocated */
+    atomic_int_least64_t left_bytes, left_count; /* top - now */
+    atomic_int_least64_t most_left; /* bytes: then publish what was given back */
     nrm_resource *mr;
-    struct nrm__shard *behind; /* of the same thread, at the next resource on the way */
-    struct nrm__link link;     /* in the list of all shards */
-    atomic_int_least64_t in_bytes, in_count;
-    atomic_int_least64_t out_bytes, out_count;
-    atomic_int_least64_t top_bytes, top_count;   /* most of in - out since publishing */
-    atomic_int_least64_t base_bytes, base_count; /* of in - out: published */
-    atomic_int_least64_t all_bytes, all_count;   /* of in: published */
+    /* With `left`, as of one moment while it is even and stays so. */
+    atomic_uint version;
+    atomic_int_least64_t top_bytes, top_count;   /* most of `now` since publishing */
+    atomic_int_least64_t base_bytes, base_count; /* of `now`: published */
+    atomic_int_least64_t all_bytes, all_count;   /* of `in`: published */
+    struct nrm__link link;                       /* in the list of all shards */
 };
 
-/* How many cells of a class there are. */
+/* The cells of a class. */
 struct nrm__magazine {
-    uint32_t n, capacity;
+    _Alignas(16) uint32_t n;
+    uint32_t capacity;
+    struct nrm__cell cells[NRM__MAGAZINE_CELLS];
 };
 
 /* Blocks of one size, and of pools in stream order, of one stream. A set with a size of its
@@ -78,31 +87,60 @@ struct nrm__magazines {
     bool sees_contexts;    /* not for use once a context was reset */
     int device;            /* of an ordered pool, NRM_DEVICE_NONE until known */
     unsigned next_victim;  /* the set that makes room for others */
-    size_t set_nbytes, set_limit; /* in all sets: now, and at most */
+    size_t set_nbytes, set_limit;  /* in all sets: now, and at most */
+    struct nrm__cache_set *recent; /* that a block was taken from last */
     struct nrm__magazine classes[NRM__SLAB_N_CLASSES];
-    struct nrm__cell cells[NRM__SLAB_N_CLASSES][NRM__MAGAZINE_CELLS];
     struct nrm__cache_set sets[NRM__CACHE_SETS];
 };
 
-/* The short way from a resource to the pool that serves its small requests. */
+static inline uint32_t
+nrm__magazine_offset(size_t class_index)
+{
+    return (uint32_t)(offsetof(struct nrm__magazines, classes) +
+                      class_index * sizeof(struct nrm__magazine));
+}
+
+static inline struct nrm__magazine *
+nrm__magazine_at(struct nrm__magazines *magazines, uint32_t offset)
+{
+    return (struct nrm__magazine *)(void *)((char *)magazines + offset);
+}
+
+/* Of the classes of requests, by their units of NRM__SLAB_ALIGNMENT bytes, counted from 0. */
+extern const uint16_t
+    nrm__magazine_offsets[NRM__SLAB_MAX / NRM__SLAB_ALIGNMENT] NRM__HIDDEN;
+
+/* The short way from a resource to the pool that serves its small requests. Its limits are
+   at most NRM__CACHED_MAX. */
 struct nrm__slot {
-    _Atomic(nrm_resource *) mr; /* NULL: free */
-    nrm_resource *pool;
-    size_t limit;                     /* requests of more bytes go the long way */
-    size_t stream_limit;              /* the same of those with a stream */
-    const atomic_bool *forbidden;     /* while it is true, all do */
-    struct nrm__shard *front;         /* of mr; those behind it lead to the pool's */
-    struct nrm__account *account;     /* that requests are booked in, or NULL */
+    _Atomic(nrm_resource *) mr;       /* NULL: free */
     struct nrm__magazines *magazines; /* NULL: not yet, or any more */
-    /* Of requests that are booked nowhere, while there are magazines; else 0: */
-    size_t block_limit;       /* as `limit` */
-    uint32_t cell_limit;      /* those of no more bytes are cells */
-    uint32_t least_alignment; /* 1: the kind's, for which 0 stands, is too much */
+    struct nrm__shard *front;         /* of mr; those behind it lead to the pool's */
+    nrm_resource *pool;
+    /* The pool while `cell_limit` is not 0; else something that has no cells. */
+    const void *cells_of;
+    /* Requests of no more bytes are cells, if nothing has to be asked for them: they are
+       booked nowhere, and neither forbidden at times nor aligned more than all are. */
+    uint32_t cell_limit;
+    /* Requests of so many bytes and more, and fewer than `block_sizes` above that, are
+       blocks, if they are booked nowhere. */
+    uint32_t least_block, block_sizes;
+    uint32_t stream_sizes;        /* the same of those with a stream */
+    uint32_t limit;               /* requests of more bytes go the long way */
+    uint32_t stream_limit;        /* the same of those with a stream */
+    uint32_t least_alignment;     /* 1: the kind's, for which 0 stands, is too much */
+    const atomic_bool *forbidden; /* while it is true, all go the long way */
+    struct nrm__account *account; /* that requests are booked in, or NULL */
+};
+
+enum {
+    NRM__CACHE_STOPS = 1u << 0, /* somebody else is at it: the owner stays out */
+    NRM__CACHE_FENCES = 1u << 1 /* its owner fences, as the kernel has no membarrier */
 };
 
 struct nrm__cache {
     atomic_bool inside; /* the owner is */
-    atomic_bool stop;   /* somebody else is at it: the owner stays out */
+    atomic_uint gate;   /* 0, mostly */
     struct nrm__link link;
     struct nrm__slot slots[NRM__CACHE_SLOTS];
 };
@@ -126,14 +164,13 @@ nrm__cache_slot_of(struct nrm__cache *cache, const nrm_resource *mr)
 
 /* What every owner reads all the time, in a line of its own. */
 extern struct nrm__cache_common {
-    /* True: owners fence, as the kernel has no membarrier. Set once, when the library is
-       loaded. */
+    /* True: all caches have NRM__CACHE_FENCES. Set once, when the library is loaded. */
     _Alignas(64) bool fences;
     /* True while one thread has a cache: what it claims inside, nobody else can claim.
        Others make a cache, or announce themselves (nrm__cache_announce), before they
        claim. */
     atomic_bool is_alone;
-} nrm__cache_common;
+} nrm__cache_common NRM__HIDDEN;
 
 /* ---- for owners ---- */
 
@@ -142,17 +179,19 @@ extern struct nrm__cache_common {
 static inline bool
 nrm__cache_enter(struct nrm__cache *cache)
 {
-    if (__builtin_expect(nrm__cache_common.fences, 0)) {
-        (void)atomic_exchange_explicit(&cache->inside, true, memory_order_seq_cst);
-        nrm__full_fence();
-    }
-    else {
-        atomic_store_explicit(&cache->inside, true, memory_order_relaxed);
-        atomic_signal_fence(memory_order_seq_cst);
-    }
-    if (__builtin_expect(atomic_load_explicit(&cache->stop, memory_order_acquire), 0)) {
-        atomic_store_explicit(&cache->inside, false, memory_order_release);
-        return false;
+    atomic_store_explicit(&cache->inside, true, memory_order_relaxed);
+    atomic_signal_fence(memory_order_seq_cst);
+    unsigned gate = atomic_load_explicit(&cache->gate, memory_order_acquire);
+    if (__builtin_expect(gate != 0, 0)) {
+        if (gate == NRM__CACHE_FENCES) {
+            (void)atomic_exchange_explicit(&cache->inside, true, memory_order_seq_cst);
+            nrm__full_fence();
+            gate = atomic_load_explicit(&cache->gate, memory_order_acquire);
+        }
+        if ((gate & NRM__CACHE_STOPS) != 0) {
+            atomic_store_explicit(&cache->inside, false, memory_order_release);
+            return false;
+        }
     }
     return true;
 }
@@ -164,7 +203,7 @@ nrm__cache_leave(struct nrm__cache *cache)
 }
 
 /* The cache of this thread, entered, with the slot of a resource; NULL: it has none yet, or
-   must stay out. */
+   must stay out. Nobody clears the slot of a resource that is in use. */
 static inline struct nrm__slot *
 nrm__cache_enter_slot(nrm_resource *mr, struct nrm__cache **out)
 {
@@ -174,12 +213,8 @@ nrm__cache_enter_slot(nrm_resource *mr, struct nrm__cache **out)
         return NULL;
     }
     struct nrm__slot *slot = nrm__cache_slot_of(cache, mr);
-    if (!nrm__cache_enter(cache)) {
-        return NULL;
-    }
-    if (__builtin_expect(atomic_load_explicit(&slot->mr, memory_order_relaxed) != mr,
-                         0)) {
-        nrm__cache_leave(cache);
+    bool is_its = atomic_load_explicit(&slot->mr, memory_order_relaxed) == mr;
+    if (__builtin_expect(!is_its, 0) || !nrm__cache_enter(cache)) {
         return NULL;
     }
     *out = cache;
@@ -215,6 +250,13 @@ nrm__cached_nbytes(size_t nbytes, size_t granule, size_t shift)
     return nrm__align_up(nbytes, step);
 }
 
+static inline struct nrm__cache_set *
+nrm__cache_hashed_set(struct nrm__magazines *magazines, size_t nbytes, uint64_t stream)
+{
+    uint64_t hash = ((nbytes >> 8) ^ stream) * UINT64_C(0x9E3779B97F4A7C15) >> 58;
+    return &magazines->sets[hash];
+}
+
 /* Where blocks of a size stand that were freed on a stream, if they are kept. */
 static inline struct nrm__cache_set *
 nrm__cache_set_of(struct nrm__magazines *magazines, size_t nbytes, uint64_t stream)
@@ -225,8 +267,7 @@ nrm__cache_set_of(struct nrm__magazines *magazines, size_t nbytes, uint64_t stre
         size_t size = (log2 - 13) * 8 + (last >> (log2 - 3)) - 8;
         return &magazines->sets[NRM__CACHE_HASHED + size];
     }
-    uint64_t hash = ((nbytes >> 8) ^ stream) * UINT64_C(0x9E3779B97F4A7C15) >> 58;
-    return &magazines->sets[hash % NRM__CACHE_HASHED];
+    return nrm__cache_hashed_set(magazines, nbytes, stream);
 }
 
 static inline bool
@@ -255,6 +296,8 @@ nrm__cache_put_block(struct nrm__magazines *magazines, struct nrm__cache_set *se
     set->nbytes = nbytes;
     set->cells[set->n++] = cell;
     magazines->set_nbytes += nbytes;
+    atomic_store_explicit(&((struct nrm__live *)cell.record)->set,
+                          (uint_least8_t)(set - magazines->sets), memory_order_relaxed);
 }
 
 /* ---- for pools, from outside ---- */
@@ -290,20 +333,6 @@ bool nrm__cache_make_room(nrm_resource *pool, size_t nbytes, uint64_t stream,
 
 /* ---- counting, inside ---- */
 
-static inline int64_t
-nrm__shard_get(const atomic_int_least64_t *counter)
-{
-    return atomic_load_explicit(counter, memory_order_relaxed);
-}
-
-static inline int64_t
-nrm__shard_add(atomic_int_least64_t *counter, int64_t n)
-{
-    int64_t sum = nrm__shard_get(counter) + n;
-    atomic_store_explicit(counter, sum, memory_order_relaxed);
-    return sum;
-}
-
 /* What a shard keeps to itself at most, about: the error of a peak that several threads
    make is no more than that for each of them. A peak of one thread is exact. */
 #define NRM__SHARD_BYTES (1 << 20)
@@ -313,31 +342,37 @@ nrm__shard_add(atomic_int_least64_t *counter, int64_t n)
    the long way. */
 void nrm__shard_publish(struct nrm__shard *shard);
 
-/* Notes a new top, and publishes when so much has come together. */
+/* Notes a new top, and publishes when so much has come together. From then on no more than
+   `most_left` may be given back before it is called again. */
 void nrm__shard_raise(struct nrm__shard *shard);
 
 /* Counts a block; true: nrm__shard_raise has to be called. */
 static inline bool
 nrm__shard_count_in(struct nrm__shard *shard, size_t nbytes)
 {
-    int64_t bytes = nrm__shard_add(&shard->in_bytes, (int64_t)nbytes) -
-                    nrm__shard_get(&shard->out_bytes);
-    int64_t count =
-        nrm__shard_add(&shard->in_count, 1) - nrm__shard_get(&shard->out_count);
-    return bytes > nrm__shard_get(&shard->top_bytes) ||
-           count > nrm__shard_get(&shard->top_count);
+    nrm__owned_add(&shard->in_bytes, (int64_t)nbytes);
+    nrm__owned_add(&shard->in_count, 1);
+    if (__builtin_expect(nrm__owned_subtract(&shard->left_bytes, (int64_t)nbytes), 0)) {
+        (void)nrm__owned_subtract(&shard->left_count, 1);
+        return true;
+    }
+    return nrm__owned_subtract(&shard->left_count, 1);
 }
 
-/* The same for one that goes. Of small blocks no more can be given back before the long way
-   than a thread keeps. */
-static inline bool
+/* The same for one that goes; of cells no more can be given back before the long way than a
+   thread keeps. */
+static inline void
+nrm__shard_count_cell_out(struct nrm__shard *shard, size_t nbytes)
+{
+    nrm__owned_add(&shard->left_bytes, (int64_t)nbytes);
+    nrm__owned_add(&shard->left_count, 1);
+}
+
+__attribute__((always_inline)) static inline bool
 nrm__shard_count_out(struct nrm__shard *shard, size_t nbytes)
 {
-    int64_t bytes = nrm__shard_add(&shard->out_bytes, (int64_t)nbytes);
-    (void)nrm__shard_add(&shard->out_count, 1);
-    return nbytes > NRM__SLAB_MAX && nrm__shard_get(&shard->base_bytes) + bytes -
-                                             nrm__shard_get(&shard->in_bytes) >
-                                         NRM__SHARD_BYTES;
+    nrm__shard_count_cell_out(shard, nbytes);
+    return nrm__owned_get(&shard->left_bytes) > nrm__owned_get(&shard->most_left);
 }
 
 /* Makes every thread publish what it knows of a resource: its own counters then say it all.

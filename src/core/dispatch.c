@@ -135,9 +135,7 @@ prepare_short(nrm_resource *mr)
 static inline void
 leave(struct nrm__cache *cache, const struct nrm__slot *slot, size_t nbytes, bool in)
 {
-    if (nrm__short_count(slot, nbytes, in)) {
-        nrm__short_raise(slot);
-    }
+    nrm__short_count(slot->front, nbytes, in);
     nrm__cache_leave(cache);
 }
 
@@ -471,6 +469,9 @@ nrm_status
 nrm__deallocate_long(nrm_resource *mr, void *ptr, nrm_stream *stream)
 {
     struct nrm__block block;
+    if (ptr == NULL) {
+        return NRM_OK;
+    }
     prepare_short(mr);
     NRM_TRY(find_own(mr, ptr, &block));
     nrm_resource *owner = block.owner;

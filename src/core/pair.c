@@ -10,28 +10,59 @@
 
 #include "base/bits.h"
 #include "base/error.h"
-#include "core/short.h"
+#include "core/cells.h"
 
 /* From this size on their owner decides how zeros come about. */
 #define ZERO_LONG_NBYTES (4 * NRM__MIB)
 
 /* ---- allocation ---- */
 
+/* Raises a shard, and counts in those behind it. */
 __attribute__((noinline)) static nrm_status
-raise_and_leave(struct nrm__cache *cache, const struct nrm__slot *slot)
+raise_and_leave(struct nrm__cache *cache, struct nrm__shard *shard, size_t nbytes,
+                bool in)
 {
-    nrm__short_raise(slot);
+    nrm__shard_raise(shard);
+    nrm__short_count(shard->behind, nbytes, in);
     nrm__cache_leave(cache);
     return NRM_OK;
 }
 
+void *
+nrm__cells_raise(struct nrm__cache *cache, struct nrm__shard *shard, size_t nbytes,
+                 void *ptr)
+{
+    (void)raise_and_leave(cache, shard, nbytes, true);
+    return ptr;
+}
+
+__attribute__((always_inline)) static inline nrm_status
+count_cell_out_and_leave(struct nrm__cache *cache, const struct nrm__slot *slot,
+                         size_t nbytes)
+{
+    struct nrm__shard *shard = slot->front;
+    do {
+        nrm__shard_count_cell_out(shard, nbytes);
+        shard = shard->behind;
+    } while (shard != NULL);
+    nrm__cache_leave(cache);
+    return NRM_OK;
+}
+
+/* In the shards of all resources on the way. */
 __attribute__((always_inline)) static inline nrm_status
 count_and_leave(struct nrm__cache *cache, const struct nrm__slot *slot, size_t nbytes,
                 bool in)
 {
-    if (nrm__short_count(slot, nbytes, in)) {
-        return raise_and_leave(cache, slot);
-    }
+    struct nrm__shard *shard = slot->front;
+    do {
+        bool raises = in ? nrm__shard_count_in(shard, nbytes)
+                         : nrm__shard_count_out(shard, nbytes);
+        if (__builtin_expect(raises, 0)) {
+            return raise_and_leave(cache, shard, nbytes, in);
+        }
+        shard = shard->behind;
+    } while (shard != NULL);
     nrm__cache_leave(cache);
     return NRM_OK;
 }
@@ -50,17 +81,55 @@ allocate_rest(nrm_resource *mr, size_t nbytes, size_t alignment, void **out,
     return count_and_leave(cache, slot, nbytes, true);
 }
 
+/* Booked in an account: blocks, and cells. */
 __attribute__((noinline)) static nrm_status
-allocate_block(nrm_resource *mr, size_t nbytes, size_t alignment, void **out,
-               struct nrm__cache *cache, struct nrm__slot *slot)
+allocate_booked_block(nrm_resource *mr, size_t nbytes, size_t alignment, void **out,
+                      struct nrm__cache *cache, struct nrm__slot *slot)
 {
-    if (!nrm__short_is_block(slot, nbytes, alignment, NULL)) {
+    if (!nrm__short_is_booked(slot, nbytes, alignment) ||
+        nbytes <= slot->magazines->cell_limit || !nrm__short_book(slot, nbytes)) {
         return allocate_rest(mr, nbytes, alignment, out, cache, slot);
     }
     void *ptr = nrm__short_take_block(slot->magazines, nbytes, NULL, NULL);
     if (ptr == NULL) {
+        nrm__short_book_out(slot, nbytes);
         nrm__cache_leave(cache);
         return nrm__allocate_long(mr, nbytes, alignment, NULL, 0, out);
+    }
+    *out = ptr;
+    return count_and_leave(cache, slot, nbytes, true);
+}
+
+__attribute__((noinline)) static nrm_status
+allocate_booked(nrm_resource *mr, size_t nbytes, size_t alignment, void **out,
+                struct nrm__cache *cache, struct nrm__slot *slot)
+{
+    if (!nrm__short_is_booked(slot, nbytes, alignment) ||
+        nbytes > slot->magazines->cell_limit || !nrm__short_book(slot, nbytes)) {
+        return allocate_booked_block(mr, nbytes, alignment, out, cache, slot);
+    }
+    void *ptr = nrm__short_take_cell(slot->magazines, nbytes, NULL);
+    if (ptr == NULL) {
+        nrm__short_book_out(slot, nbytes);
+        nrm__cache_leave(cache);
+        return nrm__allocate_long(mr, nbytes, alignment, NULL, 0, out);
+    }
+    *out = ptr;
+    return count_and_leave(cache, slot, nbytes, true);
+}
+
+__attribute__((noinline)) static nrm_status
+allocate_block(nrm_resource *mr, size_t nbytes, size_t alignment, void **out,
+               struct nrm__cache *cache, struct nrm__slot *slot)
+{
+    if (slot->account != NULL) {
+        return allocate_booked(mr, nbytes, alignment, out, cache, slot);
+    }
+    void *ptr = nrm__short_is_block(slot, nbytes, alignment)
+                    ? nrm__short_take_block(slot->magazines, nbytes, NULL, NULL)
+                    : NULL;
+    if (ptr == NULL) {
+        return allocate_rest(mr, nbytes, alignment, out, cache, slot);
     }
     *out = ptr;
     return count_and_leave(cache, slot, nbytes, true);
@@ -118,14 +187,12 @@ allocate_on(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *strea
     if (slot == NULL) {
         return nrm__allocate_long(mr, nbytes, alignment, stream, 0, out);
     }
-    if (!nrm__short_is_block(slot, nbytes, alignment, stream)) {
-        nrm__cache_leave(cache);
-        return allocate_rest_on(mr, nbytes, alignment, stream, out);
-    }
-    void *ptr = nrm__short_take_block(slot->magazines, nbytes, stream, NULL);
+    void *ptr = nrm__short_is_block_on(slot, nbytes, alignment)
+                    ? nrm__short_take_block(slot->magazines, nbytes, stream, NULL)
+                    : NULL;
     if (ptr == NULL) {
         nrm__cache_leave(cache);
-        return nrm__allocate_long(mr, nbytes, alignment, stream, 0, out);
+        return allocate_rest_on(mr, nbytes, alignment, stream, out);
     }
     *out = ptr;
     return count_and_leave(cache, slot, nbytes, true);
@@ -177,9 +244,10 @@ allocate_short_zeroed(nrm_resource *mr, size_t nbytes, size_t alignment,
     return true;
 }
 
-nrm_status
-nrm_resource_allocate_zeroed(nrm_resource *mr, size_t nbytes, size_t alignment,
-                             nrm_stream *stream, void **out)
+/* What is none of the usual cells, from outside. */
+__attribute__((noinline)) static nrm_status
+allocate_zeroed_rest(nrm_resource *mr, size_t nbytes, size_t alignment,
+                     nrm_stream *stream, void **out)
 {
     if (!nrm_kind_is_host_accessible(mr->kind)) {
         return nrm__error(NRM_NOT_SUPPORTED, "%s memory cannot be zeroed from the host",
@@ -191,6 +259,29 @@ nrm_resource_allocate_zeroed(nrm_resource *mr, size_t nbytes, size_t alignment,
                                     out);
 }
 
+/* Cells are memory of the host. */
+nrm_status
+nrm_resource_allocate_zeroed(nrm_resource *mr, size_t nbytes, size_t alignment,
+                             nrm_stream *stream, void **out)
+{
+    struct nrm__cache *cache;
+    struct nrm__slot *slot = stream == NULL ? nrm__cache_enter_slot(mr, &cache) : NULL;
+    if (slot == NULL) {
+        return allocate_zeroed_rest(mr, nbytes, alignment, stream, out);
+    }
+    void *ptr = nrm__short_is_cell(slot, nbytes, alignment)
+                    ? nrm__short_take_cell(slot->magazines, nbytes, NULL)
+                    : NULL;
+    if (ptr == NULL) {
+        nrm__cache_leave(cache);
+        return allocate_zeroed_rest(mr, nbytes, alignment, stream, out);
+    }
+    *out = ptr;
+    nrm_status status = count_and_leave(cache, slot, nbytes, true);
+    nrm__short_zero(ptr, nbytes);
+    return status;
+}
+
 /* ---- deallocation ---- */
 
 /* As the functions of the same names above; the segment may be NULL. */
@@ -199,7 +290,9 @@ deallocate_rest(nrm_resource *mr, void *ptr, nrm_stream *stream,
                 struct nrm__cache *cache, struct nrm__slot *slot,
                 const struct nrm__segment *segment)
 {
-    size_t nbytes = segment != NULL ? nrm__short_claim(slot, segment, ptr, stream) : 0;
+    size_t nbytes = nrm__short_is_of(slot, segment)
+                        ? nrm__short_claim(slot, segment, ptr, stream)
+                        : 0;
     if (nbytes == 0) {
         nrm__cache_leave(cache);
         return nrm__deallocate_long(mr, ptr, stream);
@@ -208,18 +301,21 @@ deallocate_rest(nrm_resource *mr, void *ptr, nrm_stream *stream,
     return count_and_leave(cache, slot, nbytes, false);
 }
 
+/* Out of an account. */
 __attribute__((noinline)) static nrm_status
-deallocate_block(nrm_resource *mr, void *ptr, struct nrm__cache *cache,
-                 struct nrm__slot *slot, const struct nrm__segment *segment)
+deallocate_booked_block(nrm_resource *mr, void *ptr, struct nrm__cache *cache,
+                        struct nrm__slot *slot, const struct nrm__segment *segment)
 {
-    if (slot->block_limit == 0 || nrm__segment_is_slab(segment)) {
+    struct nrm__live *block = slot->magazines != NULL && slot->limit != 0
+                                  ? nrm__short_start_of(slot, segment, ptr)
+                                  : NULL;
+    size_t nbytes = block != NULL
+                        ? nrm__short_claim_same(slot->magazines, block, ptr, false, 0)
+                        : 0;
+    if (nbytes == 0) {
         return deallocate_rest(mr, ptr, NULL, cache, slot, segment);
     }
-    size_t nbytes = nrm__short_claim_start(slot, segment, ptr, NULL);
-    if (nbytes == 0) {
-        nrm__cache_leave(cache);
-        return nrm__deallocate_long(mr, ptr, NULL);
-    }
+    nrm__short_book_out(slot, nbytes);
     return count_and_leave(cache, slot, nbytes, false);
 }
 
@@ -233,14 +329,47 @@ deallocate_on_other(nrm_resource *mr, void *ptr, nrm_stream *stream)
     if (slot == NULL) {
         return nrm__deallocate_long(mr, ptr, stream);
     }
-    const struct nrm__segment *segment = nrm__short_find(slot, ptr);
-    size_t nbytes = segment != NULL ? nrm__short_claim(slot, segment, ptr, named) : 0;
+    const struct nrm__segment *segment = nrm__short_peek(ptr);
+    size_t nbytes = nrm__short_is_of(slot, segment)
+                        ? nrm__short_claim(slot, segment, ptr, named)
+                        : 0;
     if (nbytes == 0) {
         nrm__cache_leave(cache);
         return nrm__deallocate_long(mr, ptr, stream);
     }
     nrm__short_book_out(slot, nbytes);
     return count_and_leave(cache, slot, nbytes, false);
+}
+
+__attribute__((noinline)) static nrm_status
+deallocate_booked(nrm_resource *mr, void *ptr, struct nrm__cache *cache,
+                  struct nrm__slot *slot, const struct nrm__segment *segment)
+{
+    bool is_cell = segment != NULL && segment->cells_of == slot->pool &&
+                   slot->magazines != NULL &&
+                   !atomic_load_explicit(slot->forbidden, memory_order_acquire);
+    size_t nbytes = is_cell ? nrm__short_claim_cell(slot->magazines, segment, ptr) : 0;
+    if (nbytes == 0) {
+        return deallocate_booked_block(mr, ptr, cache, slot, segment);
+    }
+    nrm__short_book_out(slot, nbytes);
+    return count_cell_out_and_leave(cache, slot, nbytes);
+}
+
+nrm_status
+nrm__cells_deallocate_other(nrm_resource *mr, void *ptr, struct nrm__cache *cache,
+                            struct nrm__slot *slot, const struct nrm__segment *segment)
+{
+    if (slot->account != NULL) {
+        return deallocate_booked(mr, ptr, cache, slot, segment);
+    }
+    struct nrm__live *block =
+        slot->block_sizes != 0 ? nrm__short_start_of(slot, segment, ptr) : NULL;
+    size_t nbytes = block != NULL
+                        ? nrm__short_claim_same(slot->magazines, block, ptr, false, 0)
+                        : 0;
+    return nbytes != 0 ? count_and_leave(cache, slot, nbytes, false)
+                       : deallocate_rest(mr, ptr, NULL, cache, slot, segment);
 }
 
 __attribute__((noinline)) static nrm_status
@@ -254,17 +383,15 @@ deallocate_on(nrm_resource *mr, void *ptr, nrm_stream *stream)
     if (slot == NULL) {
         return nrm__deallocate_long(mr, ptr, stream);
     }
-    const struct nrm__segment *segment = nrm__short_find(slot, ptr);
-    if (segment == NULL || slot->account != NULL || slot->magazines == NULL ||
-        nrm__segment_is_slab(segment)) {
-        return deallocate_rest(mr, ptr, stream, cache, slot, segment);
-    }
-    size_t nbytes = nrm__short_claim_start(slot, segment, ptr, stream);
-    if (nbytes == 0) {
-        nrm__cache_leave(cache);
-        return nrm__deallocate_long(mr, ptr, stream);
-    }
-    return count_and_leave(cache, slot, nbytes, false);
+    const struct nrm__segment *segment = nrm__short_peek(ptr);
+    struct nrm__live *block =
+        slot->stream_sizes != 0 ? nrm__short_start_of(slot, segment, ptr) : NULL;
+    uint64_t key;
+    size_t nbytes = block != NULL && nrm__short_key(slot->magazines, stream, &key)
+                        ? nrm__short_claim_same(slot->magazines, block, ptr, true, key)
+                        : 0;
+    return nbytes != 0 ? count_and_leave(cache, slot, nbytes, false)
+                       : deallocate_rest(mr, ptr, stream, cache, slot, segment);
 }
 
 /* As nrm_resource_allocate. */
@@ -272,26 +399,6 @@ nrm_status
 nrm_resource_deallocate(nrm_resource *mr, void *ptr, size_t nbytes, nrm_stream *stream)
 {
     (void)nbytes; /* a hint: what NumPy passes is not always what it asked for */
-    struct nrm__cache *cache;
-    if (ptr == NULL) {
-        return NRM_OK;
-    }
-    if (stream != NULL) {
-        return deallocate_on(mr, ptr, stream);
-    }
-    struct nrm__slot *slot = nrm__cache_enter_slot(mr, &cache);
-    if (slot == NULL) {
-        return nrm__deallocate_long(mr, ptr, NULL);
-    }
-    const struct nrm__segment *segment = nrm__short_find(slot, ptr);
-    if (segment == NULL) {
-        nrm__cache_leave(cache);
-        return nrm__deallocate_long(mr, ptr, NULL);
-    }
-    bool is_cell = slot->cell_limit != 0 && nrm__segment_is_slab(segment);
-    size_t freed = is_cell ? nrm__short_claim_cell(slot->magazines,
-                                                   nrm__slab_of_segment(segment), ptr)
-                           : 0;
-    return freed != 0 ? count_and_leave(cache, slot, freed, false)
-                      : deallocate_block(mr, ptr, cache, slot, segment);
+    return stream != NULL ? deallocate_on(mr, ptr, stream)
+                          : nrm__cells_deallocate(mr, ptr);
 }

@@ -5,30 +5,60 @@
  */
 #include "core/cache_internal.h"
 
+#include <sched.h>
+
 #include "core/nodes.h"
 
 static struct nrm__link shards = {&shards, &shards};
 
-/* `top` and `base` are differences of `in` and `out`, which never go back. */
+/* ---- for the thread, or while it is out ---- */
+
+/* Around every change of `top` and `base`. A reader in another thread tries again until he
+   has seen them and `left` of one moment. */
 static void
-publish(atomic_int_least64_t *current, atomic_int_least64_t *peak, int64_t now,
-        atomic_int_least64_t *top, atomic_int_least64_t *base)
+begin_change(struct nrm__shard *shard)
 {
-    int64_t published = nrm__shard_get(base);
-    if (now == published && nrm__shard_get(top) <= published) {
+    unsigned version = atomic_load_explicit(&shard->version, memory_order_relaxed);
+    atomic_store_explicit(&shard->version, version + 1, memory_order_relaxed);
+}
+
+static void
+end_change(struct nrm__shard *shard)
+{
+    unsigned version = atomic_load_explicit(&shard->version, memory_order_relaxed);
+    atomic_store_explicit(&shard->version, version + 1, memory_order_release);
+}
+
+static void
+set_most_left(struct nrm__shard *shard)
+{
+    nrm__owned_set(&shard->most_left, nrm__owned_get(&shard->top_bytes) -
+                                          nrm__owned_get(&shard->base_bytes) +
+                                          NRM__SHARD_BYTES);
+}
+
+static void
+publish(atomic_int_least64_t *current, atomic_int_least64_t *peak,
+        atomic_int_least64_t *left, atomic_int_least64_t *top,
+        atomic_int_least64_t *base)
+{
+    int64_t published = nrm__owned_get(base);
+    int64_t most = nrm__owned_get(top), now = most - nrm__owned_get(left);
+    if (now == published && most <= published) {
         return;
     }
     int64_t before =
         atomic_fetch_add_explicit(current, now - published, memory_order_relaxed);
-    nrm__raise_peak(peak, before + nrm__shard_get(top) - published);
-    atomic_store_explicit(base, now, memory_order_relaxed);
-    atomic_store_explicit(top, now, memory_order_relaxed);
+    nrm__raise_peak(peak, before + most - published);
+    nrm__owned_set(base, now);
+    nrm__owned_set(top, now);
+    nrm__owned_set(left, 0);
 }
 
 static void
 publish_all(atomic_int_least64_t *total, int64_t now, atomic_int_least64_t *all)
 {
-    int64_t more = now - nrm__shard_get(all);
+    int64_t more = now - nrm__owned_get(all);
     if (more != 0) {
         atomic_fetch_add_explicit(total, more, memory_order_relaxed);
         atomic_store_explicit(all, now, memory_order_relaxed);
@@ -39,12 +69,13 @@ void
 nrm__shard_publish(struct nrm__shard *shard)
 {
     struct nrm__counters *c = &shard->mr->counters;
-    publish(&c->current_bytes, &c->peak_bytes,
-            nrm__shard_get(&shard->in_bytes) - nrm__shard_get(&shard->out_bytes),
-            &shard->top_bytes, &shard->base_bytes);
-    publish(&c->current_count, &c->peak_count,
-            nrm__shard_get(&shard->in_count) - nrm__shard_get(&shard->out_count),
-            &shard->top_count, &shard->base_count);
+    begin_change(shard);
+    publish(&c->current_bytes, &c->peak_bytes, &shard->left_bytes, &shard->top_bytes,
+            &shard->base_bytes);
+    publish(&c->current_count, &c->peak_count, &shard->left_count, &shard->top_count,
+            &shard->base_count);
+    set_most_left(shard);
+    end_change(shard);
 }
 
 void
@@ -52,25 +83,34 @@ nrm__shard_publish_all(struct nrm__shard *shard)
 {
     struct nrm__counters *c = &shard->mr->counters;
     nrm__shard_publish(shard);
-    publish_all(&c->total_bytes, nrm__shard_get(&shard->in_bytes), &shard->all_bytes);
-    publish_all(&c->total_count, nrm__shard_get(&shard->in_count), &shard->all_count);
+    publish_all(&c->total_bytes, nrm__owned_get(&shard->in_bytes), &shard->all_bytes);
+    publish_all(&c->total_count, nrm__owned_get(&shard->in_count), &shard->all_count);
+}
+
+static void
+raise_top(atomic_int_least64_t *left, atomic_int_least64_t *top)
+{
+    int64_t n = nrm__owned_get(left);
+    if (n < 0) {
+        nrm__owned_set(top, nrm__owned_get(top) - n);
+        nrm__owned_set(left, 0);
+    }
 }
 
 void
 nrm__shard_raise(struct nrm__shard *shard)
 {
-    int64_t bytes =
-        nrm__shard_get(&shard->in_bytes) - nrm__shard_get(&shard->out_bytes);
-    int64_t count =
-        nrm__shard_get(&shard->in_count) - nrm__shard_get(&shard->out_count);
-    if (bytes > nrm__shard_get(&shard->top_bytes)) {
-        atomic_store_explicit(&shard->top_bytes, bytes, memory_order_relaxed);
-    }
-    if (count > nrm__shard_get(&shard->top_count)) {
-        atomic_store_explicit(&shard->top_count, count, memory_order_relaxed);
-    }
-    bytes -= nrm__shard_get(&shard->base_bytes);
-    count -= nrm__shard_get(&shard->base_count);
+    begin_change(shard);
+    raise_top(&shard->left_bytes, &shard->top_bytes);
+    raise_top(&shard->left_count, &shard->top_count);
+    set_most_left(shard);
+    end_change(shard);
+    int64_t bytes = nrm__owned_get(&shard->top_bytes) -
+                    nrm__owned_get(&shard->left_bytes) -
+                    nrm__owned_get(&shard->base_bytes);
+    int64_t count = nrm__owned_get(&shard->top_count) -
+                    nrm__owned_get(&shard->left_count) -
+                    nrm__owned_get(&shard->base_count);
     if (bytes > NRM__SHARD_BYTES || bytes < -NRM__SHARD_BYTES ||
         count > NRM__SHARD_COUNT) {
         nrm__shard_publish(shard);
@@ -83,6 +123,7 @@ nrm__shard_create_locked(nrm_resource *mr)
     struct nrm__shard *shard = nrm__node_allocate(sizeof *shard);
     if (shard != NULL) {
         shard->mr = mr;
+        nrm__owned_set(&shard->most_left, NRM__SHARD_BYTES);
         nrm__list_append(&shards, &shard->link);
     }
     return shard;
@@ -97,24 +138,46 @@ nrm__shard_fold_locked(struct nrm__shard *shard)
     nrm__node_deallocate(shard, sizeof *shard);
 }
 
-struct sums {
-    int64_t bytes, count, total_bytes, total_count;
-};
+/* ---- for everybody ---- */
 
 /* What is not published. */
+struct sums {
+    int64_t bytes, count, top_bytes, top_count, total_bytes, total_count;
+};
+
+static struct sums
+read_sums(const struct nrm__shard *shard)
+{
+    int64_t base_bytes = nrm__owned_get(&shard->base_bytes);
+    int64_t base_count = nrm__owned_get(&shard->base_count);
+    int64_t top_bytes = nrm__owned_get(&shard->top_bytes) - base_bytes;
+    int64_t top_count = nrm__owned_get(&shard->top_count) - base_count;
+    return (struct sums){
+        .bytes = top_bytes - nrm__owned_get(&shard->left_bytes),
+        .count = top_count - nrm__owned_get(&shard->left_count),
+        .top_bytes = top_bytes,
+        .top_count = top_count,
+        .total_bytes =
+            nrm__owned_get(&shard->in_bytes) - nrm__owned_get(&shard->all_bytes),
+        .total_count =
+            nrm__owned_get(&shard->in_count) - nrm__owned_get(&shard->all_count),
+    };
+}
+
+/* The thread is never stopped in the middle of a change but by the system: forks wait until
+   it is out. */
 static struct sums
 sums_of(const struct nrm__shard *shard)
 {
-    int64_t bytes = nrm__shard_get(&shard->in_bytes);
-    int64_t count = nrm__shard_get(&shard->in_count);
-    return (struct sums){
-        .bytes = bytes - nrm__shard_get(&shard->out_bytes) -
-                 nrm__shard_get(&shard->base_bytes),
-        .count = count - nrm__shard_get(&shard->out_count) -
-                 nrm__shard_get(&shard->base_count),
-        .total_bytes = bytes - nrm__shard_get(&shard->all_bytes),
-        .total_count = count - nrm__shard_get(&shard->all_count),
-    };
+    for (;;) {
+        unsigned before = atomic_load_explicit(&shard->version, memory_order_acquire);
+        struct sums sums = read_sums(shard);
+        unsigned after = atomic_load_explicit(&shard->version, memory_order_relaxed);
+        if (before == after && before % 2 == 0) {
+            return sums;
+        }
+        sched_yield();
+    }
 }
 
 static int64_t
@@ -147,14 +210,10 @@ nrm__cache_add_statistics(nrm_resource *mr, nrm_statistics *out)
         struct nrm__shard *shard = NRM__CONTAINER(link, struct nrm__shard, link);
         if (shard->mr == mr) {
             struct sums one = sums_of(shard);
-            int64_t bytes =
-                nrm__shard_get(&shard->top_bytes) - nrm__shard_get(&shard->base_bytes);
-            int64_t count =
-                nrm__shard_get(&shard->top_count) - nrm__shard_get(&shard->base_count);
             out->peak_bytes =
-                larger(out->peak_bytes, out->current_bytes - one.bytes + bytes);
+                larger(out->peak_bytes, out->current_bytes - one.bytes + one.top_bytes);
             out->peak_count =
-                larger(out->peak_count, out->current_count - one.count + count);
+                larger(out->peak_count, out->current_count - one.count + one.top_count);
         }
     }
     nrm__lock_release(&nrm__cache_lock);

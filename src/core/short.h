@@ -21,27 +21,32 @@ nrm__short_is_open(const struct nrm__slot *slot)
 }
 
 /* Makes a cell that this thread keeps live; NULL: it has none of that size. */
-static inline void *
+__attribute__((always_inline)) static inline void *
 nrm__short_take_cell(struct nrm__magazines *magazines, size_t nbytes,
                      struct nrm__block *out)
 {
-    size_t class = nrm__slab_class_index(nbytes);
-    uint32_t n = magazines->classes[class].n;
+    struct nrm__magazine *magazine = nrm__magazine_at(
+        magazines, nrm__magazine_offsets[(nbytes - 1) / NRM__SLAB_ALIGNMENT]);
+    uint32_t n = magazine->n;
     if (n == 0) {
         return NULL;
     }
-    magazines->classes[class].n = n - 1;
-    struct nrm__cell cell = magazines->cells[class][n - 1];
-    struct nrm__slab *slab = cell.record;
-    nrm__slab_set_live(slab, nrm__slab_cell_of(slab, (uintptr_t)cell.ptr), nbytes);
+    magazine->n = n - 1;
+    struct nrm__cell cell = magazine->cells[n - 1];
+    if (cell.ptr == NULL) {
+        __builtin_unreachable(); /* so nobody need ask again */
+    }
+    atomic_store_explicit((atomic_uint_least16_t *)cell.record, (uint_least16_t)nbytes,
+                          memory_order_release);
     if (out != NULL) {
+        const struct nrm__slab *slab = nrm__slab_of_cell(&cell);
         *out = (struct nrm__block){
             .ptr = cell.ptr,
             .nbytes = nbytes,
             .capacity = slab->cell_nbytes,
             .owner = slab->owner,
             .segment = slab->segment,
-            .record = slab,
+            .record = (void *)(uintptr_t)slab,
             .tag = slab->generation,
             .flags = NRM__BLOCK_IN_SLAB,
         };
@@ -106,25 +111,41 @@ nrm__short_is_current(const struct nrm__magazines *magazines,
                nrm__cuda_generations();
 }
 
-static inline void *
+/* What is cut for a request, and the set that it is kept in. */
+static inline struct nrm__cache_set *
+nrm__short_set_of(struct nrm__magazines *magazines, size_t nbytes, uint64_t key,
+                  size_t *out_capacity)
+{
+    *out_capacity = nrm__cached_nbytes(nbytes, magazines->granule, magazines->shift);
+    return nbytes >= NRM__SIZED_MAX
+               ? nrm__cache_hashed_set(magazines, *out_capacity, key)
+               : nrm__cache_set_of(magazines, *out_capacity, key);
+}
+
+__attribute__((always_inline)) static inline void *
 nrm__short_take_block(struct nrm__magazines *magazines, size_t nbytes,
                       const nrm_stream *stream, struct nrm__block *out)
 {
     uint64_t key;
+    size_t capacity;
     if (!nrm__short_key(magazines, stream, &key)) {
         return NULL;
     }
-    size_t capacity = nrm__cached_nbytes(nbytes, magazines->granule, magazines->shift);
-    struct nrm__cache_set *set = nrm__cache_set_of(magazines, capacity, key);
-    if (set->n == 0 || !nrm__cache_set_is_for(set, capacity, key)) {
+    struct nrm__cache_set *set = nrm__short_set_of(magazines, nbytes, key, &capacity);
+    uint32_t n = set->n;
+    if (n == 0 || set->nbytes != capacity || (stream != NULL && set->stream != key)) {
         return NULL;
     }
-    struct nrm__cell cell = set->cells[set->n - 1];
+    struct nrm__cell cell = set->cells[n - 1];
     struct nrm__live *block = cell.record;
     if (!nrm__short_is_current(magazines, block)) {
         return NULL;
     }
-    set->n--;
+    if (cell.ptr == NULL) {
+        __builtin_unreachable(); /* so nobody need ask again */
+    }
+    set->n = n - 1;
+    magazines->recent = set;
     magazines->set_nbytes -= capacity;
     atomic_store_explicit(&block->nbytes, nbytes, memory_order_relaxed);
     atomic_store_explicit(&block->key, (uintptr_t)cell.ptr | NRM__LIVE,
@@ -141,26 +162,16 @@ nrm__short_take_block(struct nrm__magazines *magazines, size_t nbytes,
     return cell.ptr;
 }
 
-/* Counts a block in the shards of all resources on the way; true: nrm__short_raise is called
-   next. */
-__attribute__((always_inline)) static inline bool
-nrm__short_count(const struct nrm__slot *slot, size_t nbytes, bool in)
-{
-    struct nrm__shard *shard = slot->front;
-    bool raises = false;
-    do {
-        raises |= in ? nrm__shard_count_in(shard, nbytes)
-                     : nrm__shard_count_out(shard, nbytes);
-        shard = shard->behind;
-    } while (shard != NULL);
-    return __builtin_expect(raises, 0);
-}
-
+/* Counts a block in a shard and in those behind it. */
 static inline void
-nrm__short_raise(const struct nrm__slot *slot)
+nrm__short_count(struct nrm__shard *shard, size_t nbytes, bool in)
 {
-    for (struct nrm__shard *each = slot->front; each != NULL; each = each->behind) {
-        nrm__shard_raise(each);
+    for (; shard != NULL; shard = shard->behind) {
+        bool raises = in ? nrm__shard_count_in(shard, nbytes)
+                         : nrm__shard_count_out(shard, nbytes);
+        if (raises) {
+            nrm__shard_raise(shard);
+        }
     }
 }
 
@@ -176,8 +187,15 @@ nrm__short_aligns(const struct nrm__slot *slot, size_t alignment, size_t most)
 static inline bool
 nrm__short_is_cell(const struct nrm__slot *slot, size_t nbytes, size_t alignment)
 {
-    return nbytes - 1 < slot->cell_limit &&
-           nrm__short_aligns(slot, alignment, NRM__SLAB_ALIGNMENT) &&
+    return nbytes - 1 < slot->cell_limit && (alignment & ~NRM__SLAB_ALIGNMENT) == 0;
+}
+
+/* Whether it is one for a cell or block that is booked in an account. */
+__attribute__((always_inline)) static inline bool
+nrm__short_is_booked(const struct nrm__slot *slot, size_t nbytes, size_t alignment)
+{
+    return slot->magazines != NULL && nbytes - 1 < slot->limit &&
+           slot->least_alignment == 0 && (alignment & ~NRM__SLAB_ALIGNMENT) == 0 &&
            !atomic_load_explicit(slot->forbidden, memory_order_acquire);
 }
 
@@ -188,8 +206,8 @@ nrm__short_book(const struct nrm__slot *slot, size_t nbytes)
     size_t allocated;
     struct nrm__account *account = slot->account;
     return account == NULL ||
-           nrm__account_book(account, nrm__account_counted(account, nbytes),
-                             &allocated);
+           nrm__account_book_inside(account, nrm__account_counted(account, nbytes),
+                                    &allocated);
 }
 
 static inline void
@@ -197,7 +215,7 @@ nrm__short_book_out(const struct nrm__slot *slot, size_t nbytes)
 {
     struct nrm__account *account = slot->account;
     if (account != NULL) {
-        nrm__account_book_out(account, nrm__account_counted(account, nbytes));
+        nrm__account_book_out_inside(account, nrm__account_counted(account, nbytes));
     }
 }
 
@@ -212,15 +230,19 @@ nrm__short_take(struct nrm__magazines *magazines, size_t nbytes,
 
 /* Whether it is one for a block that is booked nowhere. */
 __attribute__((always_inline)) static inline bool
-nrm__short_is_block(const struct nrm__slot *slot, size_t nbytes, size_t alignment,
-                    const nrm_stream *stream)
+nrm__short_is_block(const struct nrm__slot *slot, size_t nbytes, size_t alignment)
 {
-    bool fits = stream == NULL
-                    ? nbytes <= slot->block_limit
-                    : slot->account == NULL && nbytes <= slot->stream_limit &&
-                          slot->magazines != NULL;
-    return fits && nbytes > slot->cell_limit &&
-           nrm__short_aligns(slot, alignment, slot->magazines->alignment) &&
+    return nbytes - slot->least_block < slot->block_sizes &&
+           (alignment & ~slot->magazines->alignment) == 0 &&
+           !atomic_load_explicit(slot->forbidden, memory_order_acquire);
+}
+
+/* The same with a stream. */
+__attribute__((always_inline)) static inline bool
+nrm__short_is_block_on(const struct nrm__slot *slot, size_t nbytes, size_t alignment)
+{
+    return nbytes - slot->least_block < slot->stream_sizes &&
+           (alignment & ~slot->magazines->alignment) == 0 &&
            !atomic_load_explicit(slot->forbidden, memory_order_acquire);
 }
 
@@ -251,31 +273,38 @@ nrm__short_keep_cell(struct nrm__magazines *magazines, struct nrm__slab *slab,
     if (n >= magazine->capacity) {
         return false;
     }
-    magazines->cells[slab->class_index][n] = (struct nrm__cell){ptr, slab};
+    magazine->cells[n] = (struct nrm__cell){ptr, nrm__slab_record_of(slab, ptr)};
     magazine->n = n + 1;
     return true;
 }
 
-/* Claims what starts at an address for this thread to keep; its requested size, or 0: not
-   so. */
-static inline size_t
-nrm__short_claim_cell(struct nrm__magazines *magazines, struct nrm__slab *slab,
-                      void *ptr)
+/* Claims what starts at an address of a slab's segment for this thread to keep; its
+   requested size, or 0: not so. What is left behind the last cell is never live. */
+__attribute__((always_inline)) static inline size_t
+nrm__short_claim_cell(struct nrm__magazines *magazines,
+                      const struct nrm__segment *segment, void *ptr)
 {
-    uint32_t cell = nrm__slab_cell_of(slab, (uintptr_t)ptr);
-    struct nrm__magazine *magazine = &magazines->classes[slab->class_index];
-    uint32_t n = magazine->n;
-    bool starts_here = cell < slab->n_cells &&
-                       (uintptr_t)ptr == slab->start + (size_t)cell * slab->cell_nbytes;
-    if (!starts_here || n >= magazine->capacity) {
+    uintptr_t offset = (uintptr_t)ptr - segment->start;
+    uint32_t unit = (uint32_t)offset / (uint32_t)NRM__SLAB_ALIGNMENT;
+    uint32_t cell = unit * segment->reciprocal >> NRM__SLAB_RECIPROCAL_BITS;
+    if ((uintptr_t)cell * segment->cell_nbytes != offset) {
         return 0;
     }
-    bool alone =
-        atomic_load_explicit(&nrm__cache_common.is_alone, memory_order_acquire);
-    size_t nbytes = alone ? nrm__slab_claim_cell_alone(slab, cell)
-                          : nrm__slab_claim_cell(slab, cell);
+    struct nrm__magazine *magazine = nrm__magazine_at(magazines, segment->magazine);
+    uint32_t n = magazine->n;
+    if (n >= magazine->capacity) {
+        return 0;
+    }
+    atomic_uint_least16_t *size = &segment->sizes[cell];
+    size_t nbytes = atomic_load_explicit(size, memory_order_acquire);
+    if (atomic_load_explicit(&nrm__cache_common.is_alone, memory_order_acquire)) {
+        atomic_store_explicit(size, 0, memory_order_relaxed);
+    }
+    else {
+        nbytes = atomic_exchange_explicit(size, 0, memory_order_acq_rel);
+    }
     if (nbytes != 0) {
-        magazines->cells[slab->class_index][n] = (struct nrm__cell){ptr, slab};
+        magazine->cells[n] = (struct nrm__cell){ptr, size};
         magazine->n = n + 1;
     }
     return nbytes;
@@ -295,32 +324,73 @@ nrm__short_set_for(const struct nrm__slot *slot, const struct nrm__live *block,
     return nrm__cache_has_room(slot->magazines, set, capacity, *out_key) ? set : NULL;
 }
 
+/* Claims a block whose capacity was read before; false: it is not live, or has been resized
+   since. */
+__attribute__((always_inline)) static inline bool
+nrm__short_claim_live(struct nrm__live *block, void *ptr, size_t capacity)
+{
+    uintptr_t live = (uintptr_t)ptr | NRM__LIVE;
+    if (((uintptr_t)ptr & NRM__STATE_MASK) != 0) {
+        return false;
+    }
+    if (atomic_load_explicit(&nrm__cache_common.is_alone, memory_order_acquire)) {
+        if (atomic_load_explicit(&block->key, memory_order_acquire) != live) {
+            return false;
+        }
+        atomic_store_explicit(&block->key, (uintptr_t)ptr, memory_order_relaxed);
+        return true;
+    }
+    if (!atomic_compare_exchange_strong_explicit(&block->key, &live, (uintptr_t)ptr,
+                                                 memory_order_acq_rel,
+                                                 memory_order_relaxed)) {
+        return false;
+    }
+    if (atomic_load_explicit(&block->capacity, memory_order_relaxed) != capacity) {
+        atomic_store_explicit(&block->key, live, memory_order_release);
+        return false;
+    }
+    return true;
+}
+
+/* Into the set that a block was taken from last, as where it goes is known then before the
+   block is, or the one that it was in itself, if that is of its size and stream; its
+   requested size, or 0: not so. Sets that have one key for all need not be asked for it. */
+__attribute__((always_inline)) static inline size_t
+nrm__short_claim_same(struct nrm__magazines *magazines, struct nrm__live *block,
+                      void *ptr, bool has_key, uint64_t key)
+{
+    size_t capacity = atomic_load_explicit(&block->capacity, memory_order_relaxed);
+    struct nrm__cache_set *set = magazines->recent;
+    if (set->nbytes != capacity || (has_key && set->stream != key)) {
+        set = &magazines->sets[atomic_load_explicit(&block->set, memory_order_relaxed)];
+    }
+    size_t all_nbytes = magazines->set_nbytes + capacity;
+    uint32_t n = set->n;
+    if (set->nbytes != capacity || (has_key && set->stream != key) ||
+        n >= set->capacity || all_nbytes > magazines->set_limit ||
+        atomic_load_explicit(&block->goes_long, memory_order_relaxed) ||
+        !nrm__short_claim_live(block, ptr, capacity)) {
+        return 0;
+    }
+    set->cells[n] = (struct nrm__cell){ptr, block};
+    set->n = n + 1;
+    magazines->set_nbytes = all_nbytes;
+    size_t nbytes = atomic_load_explicit(&block->nbytes, memory_order_relaxed);
+    if (nbytes == 0) {
+        __builtin_unreachable(); /* so nobody need ask again */
+    }
+    return nbytes;
+}
+
 static inline size_t
 nrm__short_claim_block(struct nrm__slot *slot, struct nrm__live *block, void *ptr,
                        const nrm_stream *stream)
 {
     uint64_t key;
     size_t capacity = atomic_load_explicit(&block->capacity, memory_order_relaxed);
-    uintptr_t live = (uintptr_t)ptr | NRM__LIVE;
     struct nrm__cache_set *set =
         nrm__short_set_for(slot, block, capacity, stream, &key);
-    if (((uintptr_t)ptr & NRM__STATE_MASK) != 0 || set == NULL) {
-        return 0;
-    }
-    if (atomic_load_explicit(&nrm__cache_common.is_alone, memory_order_acquire)) {
-        if (atomic_load_explicit(&block->key, memory_order_acquire) != live) {
-            return 0;
-        }
-        atomic_store_explicit(&block->key, (uintptr_t)ptr, memory_order_relaxed);
-    }
-    else if (!atomic_compare_exchange_strong_explicit(
-                 &block->key, &live, (uintptr_t)ptr, memory_order_acq_rel,
-                 memory_order_relaxed)) {
-        return 0;
-    }
-    /* It may have been resized since its capacity was read. */
-    if (atomic_load_explicit(&block->capacity, memory_order_relaxed) != capacity) {
-        atomic_store_explicit(&block->key, live, memory_order_release);
+    if (set == NULL || !nrm__short_claim_live(block, ptr, capacity)) {
         return 0;
     }
     size_t nbytes = atomic_load_explicit(&block->nbytes, memory_order_relaxed);
@@ -329,26 +399,49 @@ nrm__short_claim_block(struct nrm__slot *slot, struct nrm__live *block, void *pt
     return nbytes;
 }
 
+/* The block that starts in the granule of an address, of a segment that is no slab's. */
+static inline struct nrm__live *
+nrm__short_start(const struct nrm__segment *segment, void *ptr)
+{
+    return segment->blocks_of != NULL ? nrm__starts_find(segment, (uintptr_t)ptr)
+                                      : NULL;
+}
+
+/* The same, of the pool of a slot and not forbidden, or NULL: not so. */
+__attribute__((always_inline)) static inline struct nrm__live *
+nrm__short_start_of(const struct nrm__slot *slot, const struct nrm__segment *segment,
+                    void *ptr)
+{
+    return segment != NULL && segment->blocks_of == slot->pool &&
+                   !atomic_load_explicit(slot->forbidden, memory_order_acquire)
+               ? nrm__starts_find(segment, (uintptr_t)ptr)
+               : NULL;
+}
+
 static inline size_t
 nrm__short_claim_start(struct nrm__slot *slot, const struct nrm__segment *segment,
                        void *ptr, const nrm_stream *stream)
 {
-    struct nrm__live *block =
-        segment->extra != NULL ? nrm__starts_find(segment, (uintptr_t)ptr) : NULL;
+    struct nrm__live *block = nrm__short_start(segment, ptr);
     return block != NULL ? nrm__short_claim_block(slot, block, ptr, stream) : 0;
 }
 
-/* The segment of the slot's pool that an address lies in, inside; NULL: the long way has to
-   look. */
+/* The segment that an address lies in, inside; NULL: the long way has to look. */
 static inline struct nrm__segment *
-nrm__short_find(const struct nrm__slot *slot, const void *ptr)
+nrm__short_peek(const void *ptr)
 {
-    if (atomic_load_explicit(slot->forbidden, memory_order_acquire) ||
-        atomic_load_explicit(&nrm__map_overlay.n, memory_order_acquire) != 0) {
+    if (atomic_load_explicit(&nrm__map_overlay.n, memory_order_acquire) != 0) {
         return NULL;
     }
-    struct nrm__segment *segment = nrm__block_map_peek((uintptr_t)ptr);
-    return segment != NULL && segment->owner == slot->pool ? segment : NULL;
+    return nrm__block_map_peek((uintptr_t)ptr);
+}
+
+/* Whether what lies in it may be claimed through a slot. */
+static inline bool
+nrm__short_is_of(const struct nrm__slot *slot, const struct nrm__segment *segment)
+{
+    return segment != NULL && segment->owner == slot->pool &&
+           !atomic_load_explicit(slot->forbidden, memory_order_acquire);
 }
 
 /* Takes what starts at an address of the segment back, inside; its requested size, or 0: not
@@ -361,8 +454,7 @@ nrm__short_claim(struct nrm__slot *slot, const struct nrm__segment *segment, voi
         return 0;
     }
     return nrm__segment_is_slab(segment)
-               ? nrm__short_claim_cell(slot->magazines, nrm__slab_of_segment(segment),
-                                       ptr)
+               ? nrm__short_claim_cell(slot->magazines, segment, ptr)
                : nrm__short_claim_start(slot, segment, ptr, stream);
 }
 
@@ -406,8 +498,8 @@ nrm__short_keep_claimed(nrm_resource *pool, const struct nrm__block *block,
     else {
         kept = nrm__short_keep_cell(slot->magazines, block->record, block->ptr);
     }
-    if (kept && nrm__short_count(slot, block->nbytes, false)) {
-        nrm__short_raise(slot);
+    if (kept) {
+        nrm__short_count(slot->front, block->nbytes, false);
     }
     nrm__cache_leave(cache);
     return kept;

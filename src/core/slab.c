@@ -39,9 +39,11 @@
 #define KEPT_EMPTY 8     /* slabs of a class */
 #define SPREAD_SLABS 16u /* with room, of others: so many before they are shared */
 
-/* Batches that wait in a class. */
-#define N_BATCHES 6u
+/* Batches that wait in a class, at most. */
+#define N_BATCHES 16u
 
+/* From one thread to another without a lock: whoever has taken its bit out of the class's
+   `unused` ones may fill it, out of the `full` ones empty it. */
 struct batch {
     uint32_t n;
     struct nrm__cell cells[NRM__SLAB_BATCH];
@@ -58,8 +60,9 @@ struct nrm__slab_class {
     struct nrm__link available;
     struct nrm__slab *spare;
     size_t n_empty;
-    uint32_t n_batches;
-    struct batch batches[N_BATCHES];
+    _Alignas(64) atomic_uint unused_batches; /* bits */
+    atomic_uint full_batches;
+    struct batch *batches[N_BATCHES]; /* made when they are first filled */
 };
 
 /* ---- classes ---- */
@@ -77,7 +80,8 @@ nrm__slab_class_nbytes(size_t index)
 static size_t
 slab_nbytes(const struct nrm__slab_class *class)
 {
-    return sizeof(struct nrm__slab) + class->n_cells * sizeof(atomic_uint_least16_t);
+    return sizeof(struct nrm__slab) +
+           (class->n_cells + 1) * sizeof(atomic_uint_least16_t);
 }
 
 static struct nrm__slab_class *
@@ -97,6 +101,7 @@ create_class(struct nrm__slabs *set, size_t index)
                                    1);
     nrm__list_init(&class->all);
     nrm__list_init(&class->available);
+    atomic_init(&class->unused_batches, (1u << N_BATCHES) - 1);
     return class;
 }
 
@@ -111,6 +116,10 @@ destroy_class(struct nrm__slab_class *class)
         struct nrm__slab *slab = class->spare;
         class->spare = slab->next_spare;
         nrm__node_deallocate(slab, slab_nbytes(class));
+    }
+    NRM_ASSERT(atomic_load(&class->full_batches) == 0);
+    for (size_t i = 0; i < N_BATCHES; i++) {
+        nrm__node_deallocate(class->batches[i], sizeof *class->batches[i]);
     }
     nrm__lock_finish(&class->lock);
     nrm__node_deallocate(class, sizeof *class);
@@ -273,6 +282,11 @@ describe(struct nrm__slab *slab, const struct nrm__block *chunk,
     }
     segment->upstream = *chunk;
     segment->extra = (char *)slab + 1; /* the mark of a slab's segment */
+    segment->cells_of = slab->owner;
+    segment->sizes = slab->sizes;
+    segment->cell_nbytes = slab->cell_nbytes;
+    segment->reciprocal = slab->reciprocal;
+    segment->magazine = nrm__magazine_offset(slab->class_index);
 }
 
 static nrm_status
@@ -515,8 +529,18 @@ let_go(nrm_resource *owner, size_t n_holds)
 void
 nrm__slabs_deallocate(struct nrm__slabs *slabs, const struct nrm__block *block)
 {
-    struct nrm__cell cell = {.ptr = block->ptr, .record = block->record};
+    struct nrm__cell cell = {block->ptr,
+                             nrm__slab_record_of(block->record, block->ptr)};
     nrm__slabs_put(slabs, &cell, 1);
+}
+
+/* Inner segments that fill pages do not fit into cells. */
+struct nrm__slab *
+nrm__slab_of_cell(const struct nrm__cell *cell)
+{
+    struct nrm__segment *segment = nrm__block_map_peek((uintptr_t)cell->ptr);
+    NRM_DEBUG_ASSERT(segment != NULL && nrm__segment_is_slab(segment));
+    return nrm__slab_of_segment(segment);
 }
 
 size_t
@@ -535,7 +559,7 @@ nrm__slabs_take(struct nrm__slabs *slabs, size_t class_index, struct nrm__cell *
         uint32_t cell = take_cell_locked(slab, &is_zero);
         out[n_taken++] = (struct nrm__cell){
             .ptr = (void *)(slab->start + (size_t)cell * slab->cell_nbytes),
-            .record = slab};
+            .record = &slab->sizes[cell]};
     }
     nrm__lock_release(&class->lock);
     return n_taken;
@@ -547,18 +571,20 @@ nrm__slabs_put(struct nrm__slabs *slabs, const struct nrm__cell *cells, size_t n
     size_t n_holds = 0;
     nrm_resource *owner = slabs->owner;
     for (size_t i = 0; i < n; i++) {
-        struct nrm__slab *slab = cells[i].record;
+        struct nrm__slab *slab = nrm__slab_of_cell(&cells[i]);
         struct nrm__slab_class *class = slab->class;
         struct nrm__slab *leaving = NULL;
         NRM_DEBUG_ASSERT(class->set == slabs);
         nrm__lock_acquire(&class->lock);
         /* Neighbours are mostly of one class: one lock for all of them. */
         for (;; i++) {
-            slab = cells[i].record;
             uint32_t cell = nrm__slab_cell_of(slab, (uintptr_t)cells[i].ptr);
             n_holds += put_cell_locked(slab, cell, &leaving);
-            if (leaving != NULL || i + 1 == n ||
-                ((struct nrm__slab *)cells[i + 1].record)->class != class) {
+            if (leaving != NULL || i + 1 == n) {
+                break;
+            }
+            slab = nrm__slab_of_cell(&cells[i + 1]);
+            if (slab->class != class) {
                 break;
             }
         }
@@ -572,24 +598,56 @@ nrm__slabs_put(struct nrm__slabs *slabs, const struct nrm__cell *cells, size_t n
 
 /* ---- batches ---- */
 
+/* Takes the lowest bit out, or one of those in `mask`; false: there is none. */
+static bool
+take_bit(atomic_uint *bits, unsigned mask, unsigned *out)
+{
+    unsigned seen = atomic_load_explicit(bits, memory_order_relaxed);
+    do {
+        if ((seen & mask) == 0) {
+            return false;
+        }
+        *out = (unsigned)__builtin_ctz(seen & mask);
+    } while (!atomic_compare_exchange_weak(bits, &seen, seen & ~(1u << *out)));
+    return true;
+}
+
+static void
+put_bit(atomic_uint *bits, unsigned bit)
+{
+    atomic_fetch_or(bits, 1u << bit);
+}
+
 /* Their cells are neither free nor live, so slabs hold the owner for them. Once it is closed
-   there are none any more: it is asked under the lock, which who breaks them takes later. */
+   there are none any more: either this one sees that it is, or who breaks them after he has
+   closed it sees the batch. */
 bool
 nrm__slabs_put_batch(struct nrm__slabs *slabs, size_t class_index,
                      const struct nrm__cell *cells, size_t n)
 {
     struct nrm__slab_class *class = slabs->classes[class_index];
+    unsigned bit;
     NRM_DEBUG_ASSERT(n <= NRM__SLAB_BATCH);
-    nrm__lock_acquire(&class->lock);
-    bool keeps = slabs->spreads && n != 0 && class->n_batches < N_BATCHES &&
-                 !atomic_load(&slabs->owner->is_closed);
-    if (keeps) {
-        struct batch *batch = &class->batches[class->n_batches++];
-        batch->n = (uint32_t)n;
-        memcpy(batch->cells, cells, n * sizeof *cells);
+    if (!slabs->spreads || n == 0 || atomic_load(&slabs->owner->is_closed) ||
+        !take_bit(&class->unused_batches, ~0u, &bit)) {
+        return false;
     }
-    nrm__lock_release(&class->lock);
-    return keeps;
+    if (class->batches[bit] == NULL) {
+        class->batches[bit] = nrm__node_allocate(sizeof *class->batches[bit]);
+    }
+    if (class->batches[bit] == NULL) {
+        put_bit(&class->unused_batches, bit);
+        return false;
+    }
+    class->batches[bit]->n = (uint32_t)n;
+    memcpy(class->batches[bit]->cells, cells, n * sizeof *cells);
+    put_bit(&class->full_batches, bit);
+    if (atomic_load(&slabs->owner->is_closed) &&
+        take_bit(&class->full_batches, 1u << bit, &bit)) {
+        put_bit(&class->unused_batches, bit);
+        return false;
+    }
+    return true;
 }
 
 size_t
@@ -597,17 +655,14 @@ nrm__slabs_take_batch(struct nrm__slabs *slabs, size_t class_index,
                       struct nrm__cell *out)
 {
     struct nrm__slab_class *class = slabs->classes[class_index];
-    size_t n = 0;
-    if (!slabs->spreads) {
+    unsigned bit;
+    if (!slabs->spreads || !take_bit(&class->full_batches, ~0u, &bit)) {
         return 0;
     }
-    nrm__lock_acquire(&class->lock);
-    if (class->n_batches != 0) {
-        const struct batch *batch = &class->batches[--class->n_batches];
-        n = batch->n;
-        memcpy(out, batch->cells, n * sizeof *out);
-    }
-    nrm__lock_release(&class->lock);
+    const struct batch *batch = class->batches[bit];
+    size_t n = batch->n;
+    memcpy(out, batch->cells, n * sizeof *out);
+    put_bit(&class->unused_batches, bit);
     return n;
 }
 
@@ -627,7 +682,7 @@ void
 nrm__slabs_make_live(const struct nrm__cell *cell, size_t nbytes,
                      struct nrm__block *out)
 {
-    struct nrm__slab *slab = cell->record;
+    struct nrm__slab *slab = nrm__slab_of_cell(cell);
     uint32_t index = nrm__slab_cell_of(slab, (uintptr_t)cell->ptr);
     fill_block(slab, index, nbytes, 0, out);
     out->segment = slab->segment;
@@ -762,6 +817,10 @@ void
 nrm__slabs_fork_child(struct nrm__slabs *slabs)
 {
     for (size_t i = 0; i < NRM__SLAB_N_CLASSES; i++) {
-        nrm__lock_fork_child(&slabs->classes[i]->lock);
+        struct nrm__slab_class *class = slabs->classes[i];
+        nrm__lock_fork_child(&class->lock);
+        /* Those that another thread had in hand. */
+        atomic_store(&class->unused_batches,
+                     ~atomic_load(&class->full_batches) & ((1u << N_BATCHES) - 1));
     }
 }

@@ -45,8 +45,9 @@ struct nrm__slab {
     struct nrm__link available;   /* in the class, while a cell is free */
     struct nrm__slab *next_spare; /* while it describes no chunk */
     uint64_t free[NRM__SLAB_MAX_CELLS / 64];
-    _Alignas(64) atomic_uint_least16_t
-        sizes[]; /* as requested, of a live cell; 0: it is not live */
+    /* As requested, of a live cell; 0: it is not live. One more for what is left behind the
+       last one. */
+    _Alignas(64) atomic_uint_least16_t sizes[];
 };
 
 /* A set of slabs that belongs to one resource. */
@@ -88,9 +89,12 @@ size_t nrm__slabs_take(struct nrm__slabs *slabs, size_t class_index,
 /* Takes such cells back, of any of its classes. */
 void nrm__slabs_put(struct nrm__slabs *slabs, const struct nrm__cell *cells, size_t n);
 
+/* The slab of a cell, which is not free in it. */
+struct nrm__slab *nrm__slab_of_cell(const struct nrm__cell *cell);
+
 /* Cells of one class on their way from a thread that has too many to one that has none: a
-   batch of up to NRM__SLAB_BATCH stays together, so that both hold the lock for a moment
-   only. False: the set keeps no such batch now, and the caller still has them. */
+   batch of up to NRM__SLAB_BATCH stays together, and neither takes a lock. False: the set
+   keeps no such batch now, and the caller still has them. */
 bool nrm__slabs_put_batch(struct nrm__slabs *slabs, size_t class_index,
                           const struct nrm__cell *cells, size_t n);
 /* Takes one; returns how many cells it has, 0: there is none. */
@@ -134,20 +138,18 @@ nrm__slab_set_live(struct nrm__slab *slab, uint32_t cell, size_t nbytes)
                           memory_order_release);
 }
 
-/* Makes a live cell the caller's alone; its requested size, or 0: it is not live. The second
-   one is for a thread that nobody else claims beside. */
+/* Makes a live cell the caller's alone; its requested size, or 0: it is not live. */
 static inline size_t
 nrm__slab_claim_cell(struct nrm__slab *slab, uint32_t cell)
 {
     return atomic_exchange_explicit(&slab->sizes[cell], 0, memory_order_acq_rel);
 }
 
-static inline size_t
-nrm__slab_claim_cell_alone(struct nrm__slab *slab, uint32_t cell)
+/* How the cell stands in a magazine or batch. */
+static inline void *
+nrm__slab_record_of(struct nrm__slab *slab, const void *ptr)
 {
-    size_t nbytes = atomic_load_explicit(&slab->sizes[cell], memory_order_acquire);
-    atomic_store_explicit(&slab->sizes[cell], 0, memory_order_relaxed);
-    return nbytes;
+    return &slab->sizes[nrm__slab_cell_of(slab, (uintptr_t)ptr)];
 }
 
 /* The three ops of owners of segments, for segments for which nrm__segment_is_slab. */

@@ -268,7 +268,7 @@ deallocate_cell(struct nrm__pool *pool, const struct nrm__block *block)
     const struct nrm__slab *slab = block->record;
     size_t class = slab->class_index;
     size_t n = nrm__cache_give_up_cells(&pool->base, class, cells);
-    struct nrm__cell own = {block->ptr, block->record};
+    struct nrm__cell own = {block->ptr, nrm__slab_record_of(block->record, block->ptr)};
     if (nrm__slabs_put_batch(&pool->slabs, class, cells, n)) {
         keep_cells(pool, class, &own, 1);
         return;
@@ -335,7 +335,7 @@ pool_take_back(nrm_resource *mr, struct nrm__magazines *magazines)
     for (size_t i = 0; i < NRM__SLAB_N_CLASSES; i++) {
         struct nrm__magazine *magazine = &magazines->classes[i];
         if (magazine->n != 0) {
-            nrm__slabs_put(&pool->slabs, magazines->cells[i], magazine->n);
+            nrm__slabs_put(&pool->slabs, magazine->cells, magazine->n);
             magazine->n = 0;
         }
     }

@@ -144,6 +144,7 @@ nrm__pool_enter_segment(struct nrm__pool *pool, const struct nrm__block *upstrea
         goto fail_starts;
     }
     segment->extra = starts;
+    segment->blocks_of = &pool->base;
     status = nrm__block_map_add_segment(segment);
     if (status != NRM_OK) {
         goto fail_starts;

@@ -17,6 +17,7 @@
 #include <stdlib.h>
 
 #include "base/error.h"
+#include "core/cells.h"
 #include "core/hooks.h"
 #include "nrm/options.h"
 #include "nrm/pools.h"
@@ -46,14 +47,33 @@ at_least_one(size_t nbytes)
     return nbytes != 0 ? nbytes : 1;
 }
 
-static void *
-handler_malloc(void *context, size_t nbytes)
+__attribute__((noinline)) static void *
+allocate_any(struct handler *self, size_t nbytes)
 {
-    struct handler *self = context;
     size_t n = at_least_one(nbytes);
     void *ptr;
     nrm_status status =
         nrm_resource_allocate(self->route, n, alignment_of(self, n), NULL, &ptr);
+    return status == NRM_OK ? ptr : failed(self);
+}
+
+/* Whatever the alignment of the kind is where small requests are cells. */
+static void *
+handler_malloc(void *context, size_t nbytes)
+{
+    struct handler *self = context;
+    void *ptr = nrm__cells_allocate(self->route, nbytes);
+    return ptr != NULL ? ptr : allocate_any(self, nbytes);
+}
+
+/* The same zeroed, on the usual way. */
+__attribute__((noinline)) static void *
+allocate_zeroed_any(struct handler *self, size_t nbytes)
+{
+    size_t n = at_least_one(nbytes);
+    void *ptr;
+    nrm_status status =
+        nrm_resource_allocate_zeroed(self->route, n, alignment_of(self, n), NULL, &ptr);
     return status == NRM_OK ? ptr : failed(self);
 }
 
@@ -62,17 +82,18 @@ handler_calloc(void *context, size_t n_items, size_t item_nbytes)
 {
     struct handler *self = context;
     size_t n;
-    void *ptr;
     if (__builtin_mul_overflow(n_items, item_nbytes, &n)) {
         (void)nrm__error(NRM_OUT_OF_MEMORY,
                          "%zu items of %zu B are more than an address space holds",
                          n_items, item_nbytes);
         return failed(self);
     }
-    n = at_least_one(n);
-    nrm_status status =
-        nrm_resource_allocate_zeroed(self->route, n, alignment_of(self, n), NULL, &ptr);
-    return status == NRM_OK ? ptr : failed(self);
+    void *ptr = nrm__cells_allocate(self->route, n);
+    if (ptr == NULL) {
+        return allocate_zeroed_any(self, n);
+    }
+    nrm__short_zero(ptr, n);
+    return ptr;
 }
 
 /* The core knows the old size, and keeps the old block whole when it fails. */
@@ -88,7 +109,7 @@ handler_realloc(void *context, void *ptr, size_t nbytes)
 }
 
 /* There is nobody to report to: the error is kept for last_error() and for `info`. */
-static void
+__attribute__((noinline)) static void
 note_wrong_free(const struct handler *self)
 {
     const nrm_error *error = nrm_last_error();
@@ -106,7 +127,8 @@ static void
 handler_free(void *context, void *ptr, size_t nbytes)
 {
     struct handler *self = context;
-    if (nrm_resource_deallocate(self->route, ptr, nbytes, NULL) != NRM_OK) {
+    (void)nbytes;
+    if (nrm__cells_deallocate(self->route, ptr) != NRM_OK) {
         note_wrong_free(self);
     }
 }

@@ -49,6 +49,17 @@ do_pairs(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *stream, 
         do_pairs(mr, nbytes, alignment, stream, N_WARM);                               \
     }
 
+/* The same of zeroed ones. */
+__attribute__((noinline, noclone)) static void
+zeroed_64_B(nrm_resource *mr, long n)
+{
+    for (long i = 0; i < n; i++) {
+        void *ptr = NULL;
+        require(nrm_resource_allocate_zeroed(mr, 64, 64, NULL, &ptr));
+        require(nrm_resource_deallocate(mr, ptr, 64, NULL));
+    }
+}
+
 CASE(pool_64_B, 64, 64)
 CASE(pool_4_KiB, 4 * NRM__KIB, 64)
 CASE(pool_64_KiB, 64 * NRM__KIB, 64)
@@ -118,6 +129,7 @@ count_host(long n)
     RUN(pool_4_MiB, pool, NULL);
     RUN(route_64_B, route, NULL);
     RUN(route_64_KiB, route, NULL);
+    zeroed_64_B(route, n);
     RUN(adaptors_64_B, adaptors, NULL);
     RUN(adaptors_64_KiB, adaptors, NULL);
     nrm_resource_release(adaptors);

@@ -721,7 +721,7 @@ TEST(batches_are_bounded_and_break_up)
         n_put++;
     }
     nrm__slabs_put(slabs, cells, 32);
-    CHECK_EQ(n_put, 6u);
+    CHECK_EQ(n_put, 16u);
     CHECK(release(owner, block.ptr));
     nrm__slabs_trim(slabs, 0, &nbytes);
     CHECK_EQ(nbytes, 0u); /* its cells are on their way */
