@@ -379,8 +379,9 @@ nrm__shard_count_out(struct nrm__shard *shard, size_t nbytes)
    No lock of rank CACHES or above is held. */
 void nrm__cache_publish(nrm_resource *mr);
 
-/* Adds what the shards of all threads know. */
-void nrm__cache_add_statistics(nrm_resource *mr, nrm_statistics *out);
+/* Fills in the counts of requests: what is published, and what the shards of all threads
+   know besides. */
+void nrm__cache_count(nrm_resource *mr, nrm_statistics *out);
 
 /* ---- for others: no lock of rank CACHES or above is held ---- */
 

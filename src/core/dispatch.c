@@ -582,17 +582,8 @@ nrm_resource_trim(nrm_resource *mr, size_t keep_nbytes, size_t *out_nbytes)
 nrm_status
 nrm_resource_statistics(nrm_resource *mr, nrm_statistics *out)
 {
-    struct nrm__counters *c = &mr->counters;
-    nrm_statistics statistics = {
-        .current_bytes = atomic_load(&c->current_bytes),
-        .current_count = atomic_load(&c->current_count),
-        .peak_bytes = atomic_load(&c->peak_bytes),
-        .peak_count = atomic_load(&c->peak_count),
-        .total_bytes = atomic_load(&c->total_bytes),
-        .total_count = atomic_load(&c->total_count),
-        .errors = atomic_load(&c->errors),
-    };
-    nrm__cache_add_statistics(mr, &statistics);
+    nrm_statistics statistics = {.errors = atomic_load(&mr->counters.errors)};
+    nrm__cache_count(mr, &statistics);
     if (mr->ops->statistics != NULL) {
         mr->ops->statistics(mr, &statistics);
     }

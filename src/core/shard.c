@@ -9,12 +9,14 @@
 
 #include "core/nodes.h"
 
+enum { COUNT_TRIES = 100 }; /* of statistics, while threads publish: then about right */
+
 static struct nrm__link shards = {&shards, &shards};
 
 /* ---- for the thread, or while it is out ---- */
 
-/* Around every change of `top` and `base`. A reader in another thread tries again until he
-   has seen them and `left` of one moment. */
+/* Around every change of `top` and `base`, and of what is published. A reader in another
+   thread tries again until he has seen them and `left` of one moment. */
 static void
 begin_change(struct nrm__shard *shard)
 {
@@ -83,8 +85,10 @@ nrm__shard_publish_all(struct nrm__shard *shard)
 {
     struct nrm__counters *c = &shard->mr->counters;
     nrm__shard_publish(shard);
+    begin_change(shard);
     publish_all(&c->total_bytes, nrm__owned_get(&shard->in_bytes), &shard->all_bytes);
     publish_all(&c->total_count, nrm__owned_get(&shard->in_count), &shard->all_count);
+    end_change(shard);
 }
 
 static void
@@ -164,57 +168,77 @@ read_sums(const struct nrm__shard *shard)
     };
 }
 
-/* The thread is never stopped in the middle of a change but by the system: forks wait until
-   it is out. */
-static struct sums
-sums_of(const struct nrm__shard *shard)
-{
-    for (;;) {
-        unsigned before = atomic_load_explicit(&shard->version, memory_order_acquire);
-        struct sums sums = read_sums(shard);
-        unsigned after = atomic_load_explicit(&shard->version, memory_order_relaxed);
-        if (before == after && before % 2 == 0) {
-            return sums;
-        }
-        sched_yield();
-    }
-}
-
 static int64_t
 larger(int64_t a, int64_t b)
 {
     return a > b ? a : b;
 }
 
-void
-nrm__cache_add_statistics(nrm_resource *mr, nrm_statistics *out)
+/* How often the shards of a resource were changed; odd while one is being changed. */
+static unsigned
+n_changes_locked(const nrm_resource *mr)
 {
-    struct sums all = {0};
-    nrm__lock_acquire(&nrm__cache_lock);
+    unsigned n = 0, is_odd = 0;
     for (struct nrm__link *link = shards.next; link != &shards; link = link->next) {
         struct nrm__shard *shard = NRM__CONTAINER(link, struct nrm__shard, link);
         if (shard->mr == mr) {
-            struct sums one = sums_of(shard);
-            all.bytes += one.bytes;
-            all.count += one.count;
-            all.total_bytes += one.total_bytes;
-            all.total_count += one.total_count;
+            unsigned version =
+                atomic_load_explicit(&shard->version, memory_order_acquire);
+            n += version & ~1u;
+            is_odd |= version & 1u;
         }
     }
-    out->current_bytes += all.bytes;
-    out->current_count += all.count;
-    out->total_bytes += all.total_bytes;
-    out->total_count += all.total_count;
+    return n | is_odd;
+}
+
+static void
+count_locked(nrm_resource *mr, nrm_statistics *out)
+{
+    const struct nrm__counters *c = &mr->counters;
+    out->current_bytes = atomic_load(&c->current_bytes);
+    out->current_count = atomic_load(&c->current_count);
+    out->peak_bytes = atomic_load(&c->peak_bytes);
+    out->peak_count = atomic_load(&c->peak_count);
+    out->total_bytes = atomic_load(&c->total_bytes);
+    out->total_count = atomic_load(&c->total_count);
+    for (struct nrm__link *link = shards.next; link != &shards; link = link->next) {
+        struct nrm__shard *shard = NRM__CONTAINER(link, struct nrm__shard, link);
+        if (shard->mr == mr) {
+            struct sums one = read_sums(shard);
+            out->current_bytes += one.bytes;
+            out->current_count += one.count;
+            out->total_bytes += one.total_bytes;
+            out->total_count += one.total_count;
+        }
+    }
     /* The most that one thread had while the others had what they have now. */
     for (struct nrm__link *link = shards.next; link != &shards; link = link->next) {
         struct nrm__shard *shard = NRM__CONTAINER(link, struct nrm__shard, link);
         if (shard->mr == mr) {
-            struct sums one = sums_of(shard);
+            struct sums one = read_sums(shard);
             out->peak_bytes =
                 larger(out->peak_bytes, out->current_bytes - one.bytes + one.top_bytes);
             out->peak_count =
                 larger(out->peak_count, out->current_count - one.count + one.top_count);
         }
+    }
+}
+
+/* A thread that publishes meanwhile moves counts from its shard to the resource: then once
+   more. One that ends does so under the lock. */
+void
+nrm__cache_count(nrm_resource *mr, nrm_statistics *out)
+{
+    unsigned before, after;
+    nrm__lock_acquire(&nrm__cache_lock);
+    for (int i = 0; i < COUNT_TRIES; i++) {
+        before = n_changes_locked(mr);
+        count_locked(mr, out);
+        after = n_changes_locked(mr);
+        if (before == after && (before & 1u) == 0) {
+            break;
+        }
+        sched_yield();
     }
     nrm__lock_release(&nrm__cache_lock);
 }

@@ -107,6 +107,44 @@ TEST_EACH(of_two_frees_at_the_same_time_one_wins, size_cases)
     end();
 }
 
+/* ---- counts ---- */
+
+static atomic_bool publishes;
+
+/* Blocks of more than a thread counts for itself alone: it publishes at each step. */
+static void
+publish_all_the_time(void *unused)
+{
+    (void)unused;
+    while (atomic_load(&publishes)) {
+        void *ptr = allocate(pool, 2 * NRM__MIB);
+        CHECK_OK(nrm_resource_deallocate(pool, ptr, 0, NULL));
+    }
+}
+
+TEST(counts_are_of_one_moment_while_threads_publish)
+{
+    struct worker worker;
+    nrm_statistics statistics = {0};
+    int64_t before = 0;
+    begin();
+    worker_start(&worker);
+    atomic_store(&publishes, true);
+    worker_ask(&worker, publish_all_the_time, NULL);
+    for (int i = 0; i < 20000 / SLOW; i++) {
+        CHECK_OK(nrm_resource_statistics(pool, &statistics));
+        CHECK(statistics.current_count == 0 || statistics.current_count == 1);
+        CHECK(statistics.current_bytes >= 0 &&
+              statistics.current_bytes <= (int64_t)(2 * NRM__MIB));
+        CHECK(statistics.total_count >= before);
+        before = statistics.total_count;
+    }
+    atomic_store(&publishes, false);
+    worker_wait(&worker);
+    worker_end(&worker);
+    end();
+}
+
 /* Blocks of the size that was there before and of the one that is there now: whatever a
    thread took for one of them, they do not overlap. */
 static void
