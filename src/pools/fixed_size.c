@@ -9,7 +9,9 @@
  * still read as zero when the upstream's memory did.
  *
  * Memory that a GPU may touch is parked when it is given back, with the stamp of its epoch
- * (core/uses.h), and goes onto its stack when that epoch is done.
+ * (core/uses.h), and goes onto its stack when that epoch is done. Device memory goes back
+ * in the order of streams instead, which is what a pool is for: there this is a pool whose
+ * blocks have one size (pools/pool.c), and nothing below here has a part in it.
  *
  * One lock guards all of it and is held for a few steps, whatever the number of blocks:
  * an allocation pops, a deallocation pushes. Only a claim goes through a tree, of the
@@ -26,10 +28,9 @@
 #include "nrm/pools.h"
 #include "os/memory.h"
 #include "pools/fixed_size_internal.h"
+#include "pools/pool.h"
 #include "pools/upstream.h"
 
-#define DEFAULT_BLOCK_NBYTES NRM__MIB
-#define DEFAULT_N_BLOCKS 128
 #define WAIT_MIN_NBYTES NRM__MIB /* requests of fewer bytes never wait for the GPU */
 
 static const struct nrm__ops fixed_size_ops;
@@ -47,7 +48,7 @@ fill(const struct nrm__fixed_size *fixed, const struct nrm__fixed_cell *cell,
 {
     out->ptr = (void *)nrm__fixed_start_of(fixed, cell);
     out->nbytes = cell->as.nbytes;
-    out->capacity = fixed->block_nbytes;
+    out->capacity = fixed->shape.block_nbytes;
     out->segment = cell->chunk->segment;
     out->record = NULL;
 }
@@ -69,15 +70,15 @@ describe_chunk(struct nrm__fixed_size *fixed, struct nrm__segment *segment,
     if (chunk == NULL) {
         return nrm__error(NRM_OUT_OF_MEMORY, "no memory to describe a chunk");
     }
-    chunk->n_blocks = chunk->n_free = segment->nbytes / fixed->block_nbytes;
+    chunk->n_blocks = chunk->n_free = segment->nbytes / fixed->shape.block_nbytes;
     if (nrm__map(cells_nbytes(chunk->n_blocks), nrm__page_size(), &cells) != 0) {
         nrm__node_deallocate(chunk, sizeof *chunk);
         return nrm__error(NRM_OUT_OF_MEMORY, "no memory to describe %zu blocks",
-                          segment->nbytes / fixed->block_nbytes);
+                          segment->nbytes / fixed->shape.block_nbytes);
     }
     chunk->cells = cells;
     chunk->node.start = segment->start;
-    chunk->node.nbytes = chunk->n_blocks * fixed->block_nbytes;
+    chunk->node.nbytes = chunk->n_blocks * fixed->shape.block_nbytes;
     chunk->segment = segment;
     chunk->is_zero = (segment->upstream.flags & NRM__BLOCK_IS_ZERO) != 0;
     nrm__list_init(&chunk->link);
@@ -98,8 +99,8 @@ take_chunk(struct nrm__fixed_size *fixed, size_t nbytes)
 {
     struct nrm__segment *segment;
     struct nrm__fixed_chunk *chunk = NULL;
-    NRM_TRY(
-        nrm__segment_take(&fixed->base, nbytes, fixed->segment_alignment, &segment));
+    NRM_TRY(nrm__segment_take(&fixed->base, nbytes, fixed->shape.chunk_alignment,
+                              &segment));
     nrm_status status = describe_chunk(fixed, segment, &chunk);
     if (status != NRM_OK) {
         goto fail_chunk;
@@ -125,15 +126,12 @@ fail_chunk:
     return status;
 }
 
-/* The same in whole pages of the block map, whose look-ups take no lock; where the
-   upstream has no room for these, exactly what is wanted. */
+/* Where the upstream has no room for whole pages, exactly what is wanted. */
 static nrm_status
 grow(struct nrm__fixed_size *fixed)
 {
-    size_t exact = fixed->n_wanted * fixed->block_nbytes;
-    size_t rounded = fixed->segment_alignment >= NRM__MAP_PAGE
-                         ? nrm__align_up(exact, NRM__MAP_PAGE)
-                         : exact;
+    size_t exact = fixed->shape.chunk_nbytes;
+    size_t rounded = nrm__fixed_chunk_rounded(&fixed->shape);
     nrm_status status = take_chunk(fixed, rounded);
     if (status == NRM_OUT_OF_MEMORY && exact < rounded) {
         status = take_chunk(fixed, exact);
@@ -152,7 +150,7 @@ detach_locked(struct nrm__fixed_size *fixed, size_t keep_nbytes)
             NRM__CONTAINER(link, struct nrm__fixed_chunk, link);
         size_t n_left = fixed->n_free - chunk->n_free;
         if (chunk->n_free == chunk->n_blocks &&
-            n_left * fixed->block_nbytes >= keep_nbytes) {
+            n_left * fixed->shape.block_nbytes >= keep_nbytes) {
             nrm__list_remove(&chunk->link);
             nrm__tree_remove(&fixed->chunks, &chunk->node);
             fixed->n_blocks -= chunk->n_blocks;
@@ -177,27 +175,6 @@ give_chunk_back(struct nrm__fixed_chunk *chunk, bool later)
 }
 
 /* ---- allocation ---- */
-
-static nrm_status
-check_request(const struct nrm__fixed_size *fixed, const struct nrm__request *request)
-{
-    char asked[32], block[32];
-    if (request->nbytes <= fixed->block_nbytes &&
-        request->alignment <= fixed->alignment) {
-        return NRM_OK;
-    }
-    nrm_format_nbytes(fixed->block_nbytes, block, sizeof block);
-    if (request->nbytes > fixed->block_nbytes) {
-        nrm_format_nbytes(request->nbytes, asked, sizeof asked);
-        return nrm__error(NRM_OUT_OF_MEMORY,
-                          "%s asked of a resource whose blocks have %s each", asked,
-                          block);
-    }
-    return nrm__error(NRM_NOT_SUPPORTED,
-                      "an alignment of %zu B asked of a resource whose blocks of %s "
-                      "are aligned to %zu B",
-                      request->alignment, block, fixed->alignment);
-}
 
 /* False: none is free. `out_stale`: the block when its chunk must be renewed first. */
 static bool
@@ -264,7 +241,7 @@ find_memory(struct nrm__fixed_size *fixed, const struct nrm__request *request,
         if (unclosed != 0 && close_epoch(fixed)) {
             continue;
         }
-        if (may_wait && parked * fixed->block_nbytes > fixed->parked_limit &&
+        if (may_wait && parked * fixed->shape.block_nbytes > fixed->parked_limit &&
             wait_for_epoch(fixed, fixed->wait_limit_ns)) {
             continue;
         }
@@ -290,7 +267,7 @@ close_full_epoch(struct nrm__fixed_size *fixed)
     nrm__lock_acquire(&fixed->lock);
     size_t unclosed = nrm__fixed_unclosed_locked(fixed);
     nrm__lock_release(&fixed->lock);
-    if (unclosed * fixed->block_nbytes >= fixed->epoch_nbytes) {
+    if (unclosed * fixed->shape.block_nbytes >= fixed->epoch_nbytes) {
         (void)close_epoch(fixed);
     }
 }
@@ -318,7 +295,7 @@ fixed_size_allocate(nrm_resource *mr, const struct nrm__request *request,
 {
     struct nrm__fixed_size *fixed = fixed_from(mr);
     struct nrm__fixed_cell *stale;
-    NRM_TRY(check_request(fixed, request));
+    NRM_TRY(nrm__fixed_check(&fixed->shape, request));
     if (fixed->tracked) {
         close_full_epoch(fixed);
     }
@@ -449,7 +426,7 @@ fixed_size_statistics(nrm_resource *mr, nrm_statistics *out)
     struct nrm__fixed_size *fixed = fixed_from(mr);
     nrm__lock_acquire(&fixed->lock);
     out->reserved_bytes += (int64_t)fixed->reserved_nbytes;
-    out->parked_bytes += (int64_t)(fixed->n_parked * fixed->block_nbytes);
+    out->parked_bytes += (int64_t)(fixed->n_parked * fixed->shape.block_nbytes);
     out->epochs += fixed->n_epochs;
     out->waits += fixed->n_waits;
     nrm__lock_release(&fixed->lock);
@@ -520,48 +497,6 @@ static const struct nrm__ops fixed_size_ops = {
 
 /* ---- construction ---- */
 
-/* Chunks that fill whole pages of the block map are found without a lock; those of host
-   memory are aligned to huge pages. Callbacks are asked for no more than the kind needs:
-   they may not know how. */
-static void
-set_alignment(struct nrm__fixed_size *fixed, bool is_plain)
-{
-    const nrm_resource *upstream = fixed->base.upstream;
-    size_t natural = fixed->block_nbytes & (~fixed->block_nbytes + 1);
-    size_t chunk_nbytes = fixed->n_wanted * fixed->block_nbytes;
-    bool maps = upstream->kind == NRM_KIND_HOST || upstream->kind == NRM_KIND_PINNED;
-    if (is_plain || (upstream->ops->flags & NRM__OPS_OVERLAY)) {
-        fixed->segment_alignment = fixed->granule;
-    }
-    else if (maps && chunk_nbytes >= NRM__HUGE_PAGE) {
-        fixed->segment_alignment = NRM__HUGE_PAGE;
-    }
-    else {
-        fixed->segment_alignment = NRM__MAP_PAGE;
-    }
-    fixed->alignment = nrm__min(natural, fixed->segment_alignment);
-}
-
-static nrm_status
-set_sizes(struct nrm__fixed_size *fixed, const nrm_fixed_size_options *options)
-{
-    size_t nbytes = options->block_nbytes != 0 ? options->block_nbytes
-                                               : DEFAULT_BLOCK_NBYTES;
-    fixed->granule = nrm__kind_alignment(fixed->base.kind);
-    fixed->n_wanted = options->n_blocks != 0 ? options->n_blocks : DEFAULT_N_BLOCKS;
-    fixed->block_nbytes = nrm__align_up(nrm__min(nbytes, SIZE_MAX / 2), fixed->granule);
-    if (fixed->n_wanted > (SIZE_MAX / 2 - NRM__MAP_PAGE) / fixed->block_nbytes) {
-        return nrm__error(NRM_OUT_OF_MEMORY,
-                          "%zu blocks of %zu B are more than an address space holds",
-                          fixed->n_wanted, nbytes);
-    }
-    if (nrm__is_power_of_two(fixed->block_nbytes)) {
-        fixed->block_shift = (unsigned)__builtin_ctzll(fixed->block_nbytes);
-    }
-    set_alignment(fixed, false);
-    return NRM_OK;
-}
-
 static void
 set_policy(struct nrm__fixed_size *fixed, nrm_reuse reuse)
 {
@@ -581,11 +516,37 @@ static nrm_status
 preallocate(struct nrm__fixed_size *fixed)
 {
     nrm_status status = grow(fixed);
-    if (status == NRM_NOT_SUPPORTED && fixed->segment_alignment > fixed->granule) {
-        set_alignment(fixed, true);
+    if (status == NRM_NOT_SUPPORTED &&
+        nrm__fixed_shape_relax(&fixed->shape, fixed->base.upstream)) {
         status = grow(fixed);
     }
     return status;
+}
+
+static nrm_status
+create(nrm_resource *upstream, const struct nrm__fixed_shape *shape, nrm_reuse reuse,
+       nrm_resource **out)
+{
+    nrm_resource *mr;
+    NRM_TRY(nrm__resource_create(&fixed_size_ops, upstream->kind, upstream,
+                                 sizeof(struct nrm__fixed_size), &mr));
+    struct nrm__fixed_size *fixed = fixed_from(mr);
+    fixed->shape = *shape;
+    if (nrm__is_power_of_two(shape->block_nbytes)) {
+        fixed->block_shift = (unsigned)__builtin_ctzll(shape->block_nbytes);
+    }
+    set_policy(fixed, reuse);
+    nrm__lock_init(&fixed->lock, NRM__RANK_POOL);
+    nrm__list_init(&fixed->usable);
+    nrm__list_init(&fixed->full);
+    nrm__resource_publish(mr);
+    nrm_status status = preallocate(fixed);
+    if (status != NRM_OK) {
+        nrm_resource_release(mr);
+        return status;
+    }
+    *out = mr;
+    return NRM_OK;
 }
 
 nrm_status
@@ -593,28 +554,12 @@ nrm_fixed_size_create(nrm_resource *upstream, const nrm_fixed_size_options *opti
                       nrm_resource **out)
 {
     nrm_fixed_size_options given = {0};
-    nrm_resource *mr;
+    struct nrm__fixed_shape shape;
     if (options != NULL) {
         memcpy(&given, options, nrm__min(options->size, sizeof given));
     }
-    NRM_TRY(nrm__resource_create(&fixed_size_ops, upstream->kind, upstream,
-                                 sizeof(struct nrm__fixed_size), &mr));
-    struct nrm__fixed_size *fixed = fixed_from(mr);
-    nrm_status status = set_sizes(fixed, &given);
-    if (status != NRM_OK) {
-        nrm__resource_abandon(mr);
-        return status;
-    }
-    set_policy(fixed, given.reuse);
-    nrm__lock_init(&fixed->lock, NRM__RANK_POOL);
-    nrm__list_init(&fixed->usable);
-    nrm__list_init(&fixed->full);
-    nrm__resource_publish(mr);
-    status = preallocate(fixed);
-    if (status != NRM_OK) {
-        nrm_resource_release(mr);
-        return status;
-    }
-    *out = mr;
-    return NRM_OK;
+    NRM_TRY(nrm__fixed_shape_init(&shape, upstream, &given));
+    return upstream->kind == NRM_KIND_DEVICE
+               ? nrm__pool_create_fixed(upstream, &shape, given.reuse, out)
+               : create(upstream, &shape, given.reuse, out);
 }

@@ -126,11 +126,11 @@ check_chunk_locked(const struct nrm__fixed_size *fixed,
     for (size_t i = 0; i < chunk->n_touched; i++) {
         const struct nrm__fixed_cell *cell = &chunk->cells[i];
         NRM_ASSERT(cell->chunk == chunk);
-        NRM_ASSERT(nrm__fixed_start_of(fixed, cell) + fixed->block_nbytes <=
+        NRM_ASSERT(nrm__fixed_start_of(fixed, cell) + fixed->shape.block_nbytes <=
                    chunk->segment->start + chunk->segment->nbytes);
         bool is_used = cell->state == NRM__FIXED_LIVE ||
                        cell->state == NRM__FIXED_CLAIMED;
-        NRM_ASSERT(!is_used || cell->as.nbytes <= fixed->block_nbytes);
+        NRM_ASSERT(!is_used || cell->as.nbytes <= fixed->shape.block_nbytes);
         n_free += cell->state == NRM__FIXED_FREE;
         n_parked += cell->state == NRM__FIXED_PARKED;
     }

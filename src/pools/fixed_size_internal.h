@@ -7,7 +7,7 @@
 
 #include "base/bits.h"
 #include "base/lock.h"
-#include "core/block_map.h"
+#include "pools/fixed_size_shape.h"
 
 enum nrm__fixed_cell_state {
     NRM__FIXED_FREE,
@@ -41,13 +41,10 @@ struct nrm__fixed_chunk {
 
 struct nrm__fixed_size {
     nrm_resource base;
-    size_t granule;
-    size_t block_nbytes;      /* a multiple of the granule; of every block */
-    unsigned block_shift;     /* the logarithm of it; 0: it is no power of two */
-    size_t n_wanted;          /* blocks of a chunk at least */
-    size_t alignment;         /* of every block */
-    size_t segment_alignment; /* that the upstream is asked for */
-    bool tracked;             /* freed memory waits for its epoch */
+    struct nrm__fixed_shape shape;
+    unsigned
+        block_shift; /* the logarithm of a block's size; 0: it is no power of two */
+    bool tracked;    /* freed memory waits for its epoch */
     size_t epoch_nbytes, parked_limit;
     uint64_t wait_limit_ns;
     bool waits_when_full;
@@ -74,7 +71,7 @@ nrm__fixed_start_of(const struct nrm__fixed_size *fixed,
                     const struct nrm__fixed_cell *cell)
 {
     size_t index = (size_t)(cell - cell->chunk->cells);
-    return cell->chunk->node.start + index * fixed->block_nbytes;
+    return cell->chunk->node.start + index * fixed->shape.block_nbytes;
 }
 
 /* The number of the block around `ptr`, which lies in the chunk's segment. */
@@ -84,7 +81,7 @@ nrm__fixed_index_of(const struct nrm__fixed_size *fixed,
 {
     size_t offset = (uintptr_t)ptr - chunk->node.start;
     return fixed->block_shift != 0 ? offset >> fixed->block_shift
-                                   : offset / fixed->block_nbytes;
+                                   : offset / fixed->shape.block_nbytes;
 }
 
 /* A block that nobody finds yet: claimed. NULL: none is free. `out_is_zero`: it reads as

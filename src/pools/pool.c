@@ -52,12 +52,12 @@
 _Static_assert(NRM__MAGAZINE_CELLS / 2 <= NRM__SLAB_BATCH,
                "half a magazine is a batch");
 
-static const struct nrm__ops pool_ops;
+static const struct nrm__ops pool_ops, fixed_ops;
 
 static struct nrm__pool *
 pool_from(nrm_resource *mr)
 {
-    NRM_ASSERT(mr->ops == &pool_ops);
+    NRM_ASSERT(mr->ops == &pool_ops || mr->ops == &fixed_ops);
     return (struct nrm__pool *)mr;
 }
 
@@ -253,6 +253,14 @@ pool_allocate(nrm_resource *mr, const struct nrm__request *request,
     return status;
 }
 
+static nrm_status
+fixed_allocate(nrm_resource *mr, const struct nrm__request *request,
+               struct nrm__block *out)
+{
+    NRM_TRY(nrm__fixed_check(&pool_from(mr)->fixed, request));
+    return pool_allocate(mr, request, out);
+}
+
 /* ---- deallocation ---- */
 
 static struct nrm__pool_block *
@@ -363,6 +371,18 @@ pool_front(nrm_resource *mr, struct nrm__front *out)
         .forbidden = is_seen_by_gpus ? &nrm__epoch_forbids : NULL,
     };
     return pool->has_slabs || (!pool->tracked && !nrm__cuda_is_forked());
+}
+
+/* Sizes that are no power of two the short way does not round to that of the blocks. */
+static bool
+fixed_front(nrm_resource *mr, struct nrm__front *out)
+{
+    size_t nbytes = pool_from(mr)->fixed.block_nbytes;
+    bool ready = pool_front(mr, out);
+    size_t most = nrm__is_power_of_two(nbytes) ? nbytes : 0;
+    out->limit = most <= out->limit ? most : 0;
+    out->stream_limit = most <= out->stream_limit ? most : 0;
+    return ready;
 }
 
 /* ---- chunks of the slabs ---- */
@@ -675,26 +695,34 @@ pool_finish(nrm_resource *mr)
     nrm__lock_finish(&pool->lock);
 }
 
-static const struct nrm__ops pool_ops = {
-    .class_name = "PoolMemoryResource",
-    .flags = NRM__OPS_HOLDS,
-    .allocate = pool_allocate,
-    .deallocate = pool_deallocate,
-    .reallocate = pool_reallocate,
-    .find_block = pool_find_block,
-    .claim_block = pool_claim_block,
-    .unclaim_block = pool_unclaim_block,
-    .renew_block = pool_renew_block,
-    .front = pool_front,
-    .take_back = pool_take_back,
-    .trim = pool_trim,
-    .statistics = pool_statistics,
-    .check = pool_check,
-    .fork_prepare = pool_fork_prepare,
-    .fork_parent = pool_fork_parent,
-    .fork_child = pool_fork_child,
-    .finish = pool_finish,
-};
+#define OPS(name, allocate_op, front_op)                                               \
+    {                                                                                  \
+        .class_name = name,                                                            \
+        .flags = NRM__OPS_HOLDS,                                                       \
+        .allocate = allocate_op,                                                       \
+        .deallocate = pool_deallocate,                                                 \
+        .reallocate = pool_reallocate,                                                 \
+        .find_block = pool_find_block,                                                 \
+        .claim_block = pool_claim_block,                                               \
+        .unclaim_block = pool_unclaim_block,                                           \
+        .renew_block = pool_renew_block,                                               \
+        .front = front_op,                                                             \
+        .take_back = pool_take_back,                                                   \
+        .trim = pool_trim,                                                             \
+        .statistics = pool_statistics,                                                 \
+        .check = pool_check,                                                           \
+        .fork_prepare = pool_fork_prepare,                                             \
+        .fork_parent = pool_fork_parent,                                               \
+        .fork_child = pool_fork_child,                                                 \
+        .finish = pool_finish,                                                         \
+    }
+
+static const struct nrm__ops pool_ops =
+    OPS("PoolMemoryResource", pool_allocate, pool_front);
+
+/* Of device memory: see fixed_size.c. */
+static const struct nrm__ops fixed_ops =
+    OPS("FixedSizeMemoryResource", fixed_allocate, fixed_front);
 
 /* ---- construction ---- */
 
@@ -767,10 +795,24 @@ set_policy(struct nrm__pool *pool, const nrm_pool_options *options)
                                             NRM__HUGE_PAGE);
 }
 
+/* A block is a granule, or a few. Every chunk has room for several: none is for one large
+   block. */
+static void
+set_fixed_policy(struct nrm__pool *pool)
+{
+    pool->granule = pool->fixed.natural;
+    pool->alignment = pool->fixed.alignment;
+    pool->segment_nbytes =
+        nrm__max(pool->segment_nbytes, nrm__fixed_chunk_rounded(&pool->fixed));
+}
+
 static nrm_status
 init(struct nrm__pool *pool, const nrm_pool_options *options)
 {
     set_policy(pool, options);
+    if (pool->fixed.block_nbytes != 0) {
+        set_fixed_policy(pool);
+    }
     if (options->initial_nbytes > pool->maximum_nbytes) {
         return nrm__error(
             NRM_INVALID_VALUE,
@@ -809,19 +851,19 @@ init(struct nrm__pool *pool, const nrm_pool_options *options)
     return NRM_OK;
 }
 
-nrm_status
-nrm_pool_create(nrm_resource *upstream, const nrm_pool_options *options,
-                nrm_resource **out)
+/* Without memory yet. `shape`: of a fixed-size resource, or NULL. */
+static nrm_status
+create(const struct nrm__ops *ops, nrm_resource *upstream,
+       const nrm_pool_options *options, const struct nrm__fixed_shape *shape,
+       nrm_resource **out)
 {
-    nrm_pool_options given = NRM_OPTIONS(nrm_pool_options);
     nrm_resource *mr;
-    if (options != NULL) {
-        memcpy(&given, options, nrm__min(options->size, sizeof given));
-    }
-    options = &given;
-    NRM_TRY(nrm__resource_create(&pool_ops, upstream->kind, upstream,
+    NRM_TRY(nrm__resource_create(ops, upstream->kind, upstream,
                                  sizeof(struct nrm__pool), &mr));
     struct nrm__pool *pool = pool_from(mr);
+    if (shape != NULL) {
+        pool->fixed = *shape;
+    }
     nrm_status status = init(pool, options);
     if (status != NRM_OK) {
         if (pool->bins != NULL) {
@@ -832,12 +874,52 @@ nrm_pool_create(nrm_resource *upstream, const nrm_pool_options *options,
         return status;
     }
     nrm__resource_publish(mr);
-    if (options->initial_nbytes != 0) {
-        size_t nbytes = nrm__align_up(options->initial_nbytes, pool->granule);
+    *out = mr;
+    return NRM_OK;
+}
+
+nrm_status
+nrm_pool_create(nrm_resource *upstream, const nrm_pool_options *options,
+                nrm_resource **out)
+{
+    nrm_pool_options given = NRM_OPTIONS(nrm_pool_options);
+    nrm_resource *mr;
+    if (options != NULL) {
+        memcpy(&given, options, nrm__min(options->size, sizeof given));
+    }
+    NRM_TRY(create(&pool_ops, upstream, &given, NULL, &mr));
+    struct nrm__pool *pool = pool_from(mr);
+    nrm_status status = NRM_OK;
+    if (given.initial_nbytes != 0) {
+        size_t nbytes = nrm__align_up(given.initial_nbytes, pool->granule);
         status = nrm__pool_grow_at_first(pool, nrm__min(nbytes, pool->maximum_nbytes));
         if (status == NRM_OUT_OF_MEMORY) {
             status = nrm__pool_explain(pool, nrm_last_error(), nbytes);
         }
+    }
+    if (status != NRM_OK) {
+        nrm_resource_release(mr);
+        return status;
+    }
+    *out = mr;
+    return NRM_OK;
+}
+
+/* With its first chunk; an upstream that cannot align it shows it here. */
+nrm_status
+nrm__pool_create_fixed(nrm_resource *upstream, const struct nrm__fixed_shape *shape,
+                       nrm_reuse reuse, nrm_resource **out)
+{
+    nrm_pool_options options = NRM_OPTIONS(nrm_pool_options);
+    nrm_resource *mr;
+    options.reuse = reuse;
+    options.segments = NRM_SEGMENTS_ALLOC;
+    NRM_TRY(create(&fixed_ops, upstream, &options, shape, &mr));
+    struct nrm__pool *pool = pool_from(mr);
+    nrm_status status = nrm__pool_grow(pool, shape->block_nbytes, pool->alignment);
+    if (status == NRM_NOT_SUPPORTED && nrm__fixed_shape_relax(&pool->fixed, upstream)) {
+        set_fixed_policy(pool);
+        status = nrm__pool_grow(pool, shape->block_nbytes, pool->alignment);
     }
     if (status != NRM_OK) {
         nrm_resource_release(mr);

@@ -562,6 +562,8 @@ check_run_locked(const struct nrm__pool *pool, const struct nrm__segment *segmen
     struct nrm__pool_block *block = nrm__pool_floor_locked(segment, at);
     for (; block != NULL; previous = block, block = block->next) {
         NRM_ASSERT(block->start == at && block->previous == previous);
+        NRM_ASSERT(pool->fixed.block_nbytes == 0 ||
+                   (at - segment->start) % pool->fixed.block_nbytes == 0);
         bool is_free = nrm__pool_state_of(block) == NRM__POOL_FREE;
         NRM_ASSERT(!is_free || !merges_locked(pool, block, previous));
         check_block_locked(pool, block, sums);

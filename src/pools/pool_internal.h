@@ -13,6 +13,7 @@
 #include "core/order.h"
 #include "core/slab.h"
 #include "os/numa.h"
+#include "pools/fixed_size_shape.h"
 
 /* Size classes: 32 for each power of two. */
 #define NRM__POOL_SUBCLASS_BITS 5
@@ -122,6 +123,8 @@ struct nrm__pool {
     size_t block_nbytes;           /* of a description */
     atomic_bool maps;              /* segments are mapped, see pool_vmm.c */
     _Atomic(struct nrm__pool_vmm *) vmm; /* NULL: none was mapped yet */
+
+    struct nrm__fixed_shape fixed; /* all blocks are of one size; 0: of what is asked */
 
     unsigned n_nodes; /* NUMA nodes that have bins of their own; 1: no matter */
 

@@ -397,12 +397,12 @@ find_at_last(struct search *search, nrm_status full, struct nrm__pool_block **ou
 }
 
 /* So much was freed since the driver was asked that a large block should not be cut before it
-   is asked again. */
+   is asked again. Blocks of one size are never cut too small. */
 static bool
 is_look_due(const struct search *search)
 {
     struct nrm__pool *pool = search->pool;
-    if (search->nbytes < LOOK_MIN_NBYTES) {
+    if (search->nbytes < LOOK_MIN_NBYTES || pool->fixed.block_nbytes != 0) {
         return false;
     }
     nrm__lock_acquire(&pool->lock);

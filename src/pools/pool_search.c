@@ -32,6 +32,9 @@ size_t
 nrm__pool_block_nbytes(const struct nrm__pool *pool, const struct nrm__request *request)
 {
     size_t nbytes = request->nbytes;
+    if (pool->fixed.block_nbytes != 0) {
+        return pool->fixed.block_nbytes;
+    }
     if ((request->flags & NRM__REQUEST_GROWING) && nbytes >= SLACK_MIN_NBYTES &&
         nbytes <= pool->maximum_nbytes / 2) {
         nbytes += nbytes >> SLACK_SHIFT;
@@ -497,7 +500,9 @@ nrm__pool_find_memory(struct nrm__pool *pool, const struct nrm__request *request
     search.node = nrm__pool_node_here(pool);
     search.anywhere = false;
     search.nbytes = nrm__pool_block_nbytes(pool, request);
-    search.exact = nrm__align_up(request->nbytes, pool->granule);
+    search.exact = pool->fixed.block_nbytes != 0
+                       ? pool->fixed.block_nbytes
+                       : nrm__align_up(request->nbytes, pool->granule);
     NRM_TRY(find_own_pages(pool, request, &search.found));
     if (search.found == NULL && !look(&search)) {
         NRM_TRY(climb(&search));

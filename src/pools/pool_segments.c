@@ -405,6 +405,9 @@ segment_alignment(const struct nrm__pool *pool)
 {
     const nrm_resource *upstream = pool->base.upstream;
     bool maps = upstream->kind == NRM_KIND_HOST || upstream->kind == NRM_KIND_PINNED;
+    if (pool->fixed.block_nbytes != 0) {
+        return pool->fixed.chunk_alignment;
+    }
     if (!maps || (upstream->flags & NRM__OPS_OVERLAY)) {
         return pool->alignment;
     }
@@ -510,6 +513,9 @@ largest_step(const struct nrm__pool *pool)
 size_t
 nrm__pool_next_segment(struct nrm__pool *pool, size_t nbytes)
 {
+    if (pool->fixed.block_nbytes != 0) {
+        return nrm__fixed_chunk_rounded(&pool->fixed);
+    }
     nrm__lock_acquire(&pool->lock);
     size_t ahead = nrm__max(pool->reserved_nbytes, NRM__POOL_FIRST_SEGMENT_NBYTES);
     nrm__lock_release(&pool->lock);
@@ -693,7 +699,7 @@ grow_mapped(struct nrm__pool *pool, size_t needed)
 static nrm_status
 grow(struct nrm__pool *pool, size_t nbytes, size_t alignment)
 {
-    size_t needed = nbytes;
+    size_t needed = nrm__max(nbytes, pool->fixed.chunk_nbytes);
     size_t have = segment_alignment(pool);
     if (alignment > have) {
         needed += alignment - pool->alignment;
