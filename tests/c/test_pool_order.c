@@ -1031,14 +1031,30 @@ static const struct program {
     size_t largest_nbytes;
     const char *segment_nbytes;
     uint64_t seed;
+    size_t block_nbytes; /* over it, of a fixed-size resource; 0: there is none */
 } programs[] = {
-    {"full", 128 * 1024, 16 * 1024, "64 MiB", 1},
-    {"full again", 128 * 1024, 16 * 1024, "64 MiB", 2},
-    {"tight", 200 * 1024, 16 * 1024, "64 MiB", 3},
-    {"grows", 0, 16 * 1024, "64 MiB", 4},
-    {"many pieces", 24 * NRM__MIB, 3 * NRM__MIB, "2 MiB", 5},
-    {"many pieces, grows", 0, 3 * NRM__MIB, "2 MiB", 6},
+    {"full", 128 * 1024, 16 * 1024, "64 MiB", 1, 0},
+    {"full again", 128 * 1024, 16 * 1024, "64 MiB", 2, 0},
+    {"tight", 200 * 1024, 16 * 1024, "64 MiB", 3, 0},
+    {"grows", 0, 16 * 1024, "64 MiB", 4, 0},
+    {"many pieces", 24 * NRM__MIB, 3 * NRM__MIB, "2 MiB", 5, 0},
+    {"many pieces, grows", 0, 3 * NRM__MIB, "2 MiB", 6, 0},
+    {"one size, full", 256 * 1024, 16 * 1024, "64 MiB", 7, 16 * 1024},
+    {"one size, grows", 0, 12000, "64 MiB", 8, 12000},
 };
+
+/* A fixed-size resource, whose upstream it takes. */
+static nrm_resource *
+fixed_over(nrm_resource *upstream, size_t block_nbytes)
+{
+    nrm_fixed_size_options options = NRM_OPTIONS(nrm_fixed_size_options);
+    nrm_resource *mr = NULL;
+    options.block_nbytes = block_nbytes;
+    options.n_blocks = 4;
+    CHECK_OK(nrm_fixed_size_create(upstream, &options, &mr));
+    nrm_resource_release(upstream);
+    return mr;
+}
 
 static void
 start_program(const struct program *program)
@@ -1050,6 +1066,9 @@ start_program(const struct program *program)
     pool = pool_of(device_source(), program->nbytes, NRM_REUSE_DEFAULT,
                    NRM_ON_EXHAUSTED_ERROR);
     CHECK_OK(nrm_option_set(NRM_OPT_SEGMENT_NBYTES, "64 MiB"));
+    if (program->block_nbytes != 0) {
+        pool = fixed_over(pool, program->block_nbytes);
+    }
     largest_nbytes = program->largest_nbytes;
     atomic_store(&shared.n_results, 0);
     CHECK_EQ(cuda.cuMemAlloc(&shared.results, N_RESULTS), NRM_CUDA_SUCCESS);
