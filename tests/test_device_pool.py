@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -123,6 +123,45 @@ def test_a_pool_that_may_grow_lets_no_stream_wait(program: Program) -> None:
     assert program.was_right(a)
     pool.deallocate(rest, reserved - BLOCK, a)
     pool.deallocate(other, BLOCK, b)
+
+
+def fixed() -> mr.MemoryResource:
+    """One block, and no more."""
+    upstream = mr.LimitingResourceAdaptor(mr.CudaMemoryResource(), BLOCK)
+    return mr.FixedSizeMemoryResource(upstream, BLOCK, 1)
+
+
+def bins() -> mr.MemoryResource:
+    made = mr.BinningMemoryResource(pool_of())
+    made.add_bin(BLOCK, fixed())
+    return made
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        fixed,
+        bins,
+        lambda: mr.StatisticsResourceAdaptor(fixed()),
+        lambda: mr.LimitingResourceAdaptor(bins(), MIB),
+    ],
+    ids=["fixed size", "binning", "statistics of fixed size", "limited binning"],
+)
+def test_blocks_of_one_size_have_the_order_of_streams(
+    program: Program, make: Callable[[], mr.MemoryResource]
+) -> None:
+    made, a, b = make(), program.stream(), program.stream()
+    ptr = program.free_in_use(made, a)
+    assert made.statistics().current_bytes == 0
+    program.cuda.clear_log()
+    assert made.allocate(100, a) == ptr
+    made.deallocate(ptr, 100, a)
+    assert program.cuda.log() == []
+    assert made.allocate(BLOCK, b) == ptr
+    assert program.cuda.calls("cuStreamWaitEvent") == 1
+    program.fill(ptr, 9, b)
+    assert program.was_right(a)
+    made.deallocate(ptr, BLOCK, b)
 
 
 def test_what_waits_for_the_gpu_is_counted_as_parked(program: Program) -> None:

@@ -41,6 +41,7 @@ CEILINGS = {
     "adaptors_64_KiB": 394,
     "device_64_KiB": 346,
     "device_default_64_KiB": 325,
+    "fixed_64_KiB": 346,
     "pinned_64_KiB": 279,
     "handle_64_KiB": 2640,
 }

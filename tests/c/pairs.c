@@ -71,6 +71,7 @@ CASE(adaptors_64_B, 64, 64)
 CASE(adaptors_64_KiB, 64 * NRM__KIB, 64)
 CASE(device_64_KiB, 64 * NRM__KIB, 0)
 CASE(device_default_64_KiB, 64 * NRM__KIB, 0)
+CASE(fixed_64_KiB, 64 * NRM__KIB, 0)
 CASE(handle_64_KiB, 64 * NRM__KIB, 0)
 CASE(pinned_64_KiB, 64 * NRM__KIB, 0)
 
@@ -89,6 +90,16 @@ pool_over(nrm_resource *source, nrm_reuse reuse)
     require(nrm_pool_create(source, &options, &pool));
     nrm_resource_release(source);
     return pool;
+}
+
+static nrm_resource *
+fixed_over(nrm_resource *upstream)
+{
+    nrm_fixed_size_options options = NRM_OPTIONS(nrm_fixed_size_options);
+    nrm_resource *fixed = NULL;
+    options.block_nbytes = 64 * NRM__KIB;
+    require(nrm_fixed_size_create(upstream, &options, &fixed));
+    return fixed;
 }
 
 /* As a handler over the pool has it. */
@@ -160,16 +171,19 @@ count_driver(long n)
     require(nrm__cuda_set_library("simulator"));
     require(nrm_device_create(NULL, &device));
     require(nrm_pinned_create(NULL, &pinned));
+    nrm_resource *fixed = fixed_over(device);
     nrm_resource *ordered = pool_over(device, NRM_REUSE_DEFAULT);
     nrm_resource *immediate = pool_over(pinned, NRM_REUSE_IMMEDIATE);
     require(nrm_stream_create(0, NRM_STREAM_NON_BLOCKING, &owned));
     nrm_stream *bare = wrap_handle();
     RUN(device_64_KiB, ordered, owned);
     RUN(device_default_64_KiB, ordered, nrm_stream_default());
+    RUN(fixed_64_KiB, fixed, owned);
     RUN(handle_64_KiB, ordered, bare);
     RUN(pinned_64_KiB, immediate, NULL);
     nrm_stream_release(bare);
     nrm_stream_release(owned);
+    nrm_resource_release(fixed);
     nrm_resource_release(ordered);
     nrm_resource_release(immediate);
 }
