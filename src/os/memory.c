@@ -225,6 +225,26 @@ nrm__is_resident(void *page)
     return mincore(page, nrm__page_size(), &in_memory) == 0 && (in_memory & 1) != 0;
 }
 
+size_t
+nrm__absent_nbytes(const void *ptr, size_t nbytes)
+{
+    enum { WINDOW = 4096 }; /* pages asked about at a time */
+    unsigned char in_memory[WINDOW];
+    size_t page = nrm__page_size(), n_absent = 0;
+    uintptr_t at = nrm__align_down((uintptr_t)ptr, page);
+    uintptr_t end = nrm__align_up((uintptr_t)ptr + nbytes, page);
+    for (; at < end; at += WINDOW * page) {
+        size_t n = nrm__min((end - at) / page, (size_t)WINDOW);
+        if (mincore((void *)at, n * page, in_memory) != 0) {
+            break;
+        }
+        for (size_t i = 0; i < n; i++) {
+            n_absent += (in_memory[i] & 1) == 0;
+        }
+    }
+    return n_absent * page;
+}
+
 bool
 nrm__has_transparent_huge_pages(void)
 {

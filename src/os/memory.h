@@ -44,6 +44,9 @@ int nrm__discard(void *ptr, size_t nbytes);
 /* Whether a page of a mapping is in memory: one that was never touched is not. */
 bool nrm__is_resident(void *page);
 
+/* Bytes of the pages of any range that are not in memory, as far as the kernel tells. */
+size_t nrm__absent_nbytes(const void *ptr, size_t nbytes);
+
 /* Whether the kernel can make transparent huge pages at all (asked once). */
 bool nrm__has_transparent_huge_pages(void);
 

@@ -24,7 +24,8 @@
 #include "os/system.h"
 
 #ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
+#define MADV_POPULATE_READ 22 /* Linux 5.14 */
+#define MADV_POPULATE_WRITE 23
 #endif
 
 #define SLICE_NBYTES (4 * NRM__MIB)
@@ -32,9 +33,16 @@
 #define MAX_THREADS 256
 #define STACK_NBYTES NRM__MIB
 
+enum manner {
+    REWRITE,        /* by a write that changes nothing */
+    POPULATE,       /* by the kernel, or by such a write where it cannot */
+    PREFAULT_READ,  /* by the kernel or not at all */
+    PREFAULT_WRITE, /* the same, as if written to */
+};
+
 struct job {
-    uintptr_t start, end;  /* whole pages */
-    bool by_kernel;        /* MADV_POPULATE_WRITE, in place of writing */
+    uintptr_t start, end; /* whole pages */
+    enum manner manner;
     int node;              /* whose pages the helpers prefer; -1: no matter */
     atomic_size_t n_taken; /* slices */
     atomic_int error;      /* of the first slice that failed */
@@ -74,10 +82,28 @@ populate(uintptr_t start, uintptr_t end)
 }
 
 static int
+prefault(uintptr_t start, uintptr_t end, int advice)
+{
+    while (madvise((void *)start, end - start, advice) != 0) {
+        if (errno != EINTR) {
+            return errno;
+        }
+    }
+    return 0;
+}
+
+static int
 touch_slice(const struct job *job, uintptr_t start, uintptr_t end)
 {
-    if (job->by_kernel) {
+    switch (job->manner) {
+    case POPULATE:
         return populate(start, end);
+    case PREFAULT_READ:
+        return prefault(start, end, MADV_POPULATE_READ);
+    case PREFAULT_WRITE:
+        return prefault(start, end, MADV_POPULATE_WRITE);
+    case REWRITE:
+        break;
     }
     rewrite(start, end);
     return 0;
@@ -145,7 +171,7 @@ count_threads(const struct job *job, int wanted)
 }
 
 static int
-touch(void *ptr, size_t nbytes, int n_threads, bool by_kernel)
+touch(void *ptr, size_t nbytes, int n_threads, enum manner manner)
 {
     pthread_t helpers[MAX_THREADS];
     int cancel_state;
@@ -155,7 +181,7 @@ touch(void *ptr, size_t nbytes, int n_threads, bool by_kernel)
     struct job job = {
         .start = nrm__align_down((uintptr_t)ptr, nrm__page_size()),
         .end = nrm__align_up((uintptr_t)ptr + nbytes, nrm__page_size()),
-        .by_kernel = by_kernel,
+        .manner = manner,
         .node = nrm__numa_local_node(),
     };
     size_t n = count_threads(&job, n_threads);
@@ -173,11 +199,17 @@ touch(void *ptr, size_t nbytes, int n_threads, bool by_kernel)
 int
 nrm__touch(void *ptr, size_t nbytes, int n_threads)
 {
-    return touch(ptr, nbytes, n_threads, false);
+    return touch(ptr, nbytes, n_threads, REWRITE);
 }
 
 int
 nrm__populate(void *ptr, size_t nbytes, int n_threads)
 {
-    return touch(ptr, nbytes, n_threads, true);
+    return touch(ptr, nbytes, n_threads, POPULATE);
+}
+
+void
+nrm__prefault(void *ptr, size_t nbytes, int n_threads, bool for_writing)
+{
+    (void)touch(ptr, nbytes, n_threads, for_writing ? PREFAULT_WRITE : PREFAULT_READ);
 }

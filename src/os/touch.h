@@ -5,6 +5,7 @@
 #ifndef NRM_OS_TOUCH_H
 #define NRM_OS_TOUCH_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 /*
@@ -20,5 +21,12 @@ int nrm__touch(void *ptr, size_t nbytes, int n_threads);
  * process: for ranges that may be incomplete or of hugetlbfs. Slower.
  */
 int nrm__populate(void *ptr, size_t nbytes, int n_threads);
+
+/*
+ * For memory of others: the kernel makes the pages present, for reading only if not
+ * `for_writing`, and nothing is ever written. It may do less, as on a kernel that cannot
+ * (before 5.14): whoever needs the pages takes the rest.
+ */
+void nrm__prefault(void *ptr, size_t nbytes, int n_threads, bool for_writing);
 
 #endif

@@ -23,6 +23,7 @@
 #include "core/nodes.h"
 #include "core/uses.h"
 #include "cuda/context.h"
+#include "cuda/page_lock.h"
 #include "nrm/options.h"
 #include "os/memory.h"
 #include "os/system.h"
@@ -42,8 +43,6 @@ struct locked {
     int device;                       /* whose context it was locked in */
     atomic_uint_least64_t generation; /* of the device, then */
 };
-
-static atomic_size_t n_locked;
 
 /* Why cuMemHostRegister is not used: of the device, and of the driver that refused. */
 enum { REASON_NONE, REASON_ATTRIBUTE, REASON_NOT_SUPPORTED, REASON_NOT_PERMITTED };
@@ -75,10 +74,7 @@ nrm__pinned_method(char *out, size_t size)
 size_t
 nrm__pinned_nbytes(void)
 {
-    /* What a forked child inherits is the parent's. */
-    return nrm__cuda_is_forked()
-               ? 0
-               : atomic_load_explicit(&n_locked, memory_order_relaxed);
+    return nrm__page_locked_nbytes();
 }
 
 static void
@@ -88,15 +84,9 @@ note_locked(struct locked *locked, const struct nrm__cuda_scope *scope, int reas
     locked->device = scope->device;
     /* Asked after locking: of a reset in between, the later number is the safe one. */
     atomic_store(&locked->generation, nrm__cuda_generation(scope->device));
-    atomic_fetch_add_explicit(&n_locked, locked->nbytes, memory_order_relaxed);
+    nrm__page_locked_add(locked->nbytes);
     atomic_store(&last_reason, reason);
     atomic_store(&was_used, true);
-}
-
-static void
-note_unlocked(const struct locked *locked)
-{
-    atomic_fetch_sub_explicit(&n_locked, locked->nbytes, memory_order_relaxed);
 }
 
 /* ---- what the machine can give ---- */
@@ -152,25 +142,6 @@ check_touchable(size_t nbytes)
                       asked, available,
                       by_group ? "its control group is limited to" : "this machine has",
                       limit);
-}
-
-/* The driver refused to lock `nbytes`. */
-static nrm_status
-refused(nrm_CUresult code, const char *call, size_t nbytes)
-{
-    char asked[32], ours[32], limit[32] = "unlimited";
-    struct nrm__memory_state state;
-    nrm_format_nbytes(nbytes, asked, sizeof asked);
-    if (code != NRM_CUDA_ERROR_OUT_OF_MEMORY) {
-        return nrm__cuda_error(code, "%s of %s", call, asked);
-    }
-    nrm__memory_state(&state);
-    if (state.memlock_limit_nbytes != SIZE_MAX) {
-        nrm_format_nbytes(state.memlock_limit_nbytes, limit, sizeof limit);
-    }
-    nrm_format_nbytes(nrm__pinned_nbytes(), ours, sizeof ours);
-    return nrm__cuda_error(code, "%s of %s (%s page-locked by us, RLIMIT_MEMLOCK %s)",
-                           call, asked, ours, limit);
 }
 
 /* ---- cuMemHostRegister ---- */
@@ -271,7 +242,7 @@ lock_by_registering(const struct nrm__cuda_scope *scope,
         *out_reason = REASON_NOT_PERMITTED;
         return NRM_NOT_SUPPORTED;
     }
-    return refused(code, "cuMemHostRegister", nbytes);
+    return nrm__page_lock_refused(code, "cuMemHostRegister", nbytes);
 }
 
 /* ---- cuMemHostAlloc ---- */
@@ -285,12 +256,13 @@ lock_by_driver(const struct nrm__cuda_scope *scope, const struct nrm__request *r
                        : 0;
     size_t nbytes = request->nbytes + slack;
     if (nbytes < slack) {
-        return refused(NRM_CUDA_ERROR_OUT_OF_MEMORY, "cuMemHostAlloc", SIZE_MAX);
+        return nrm__page_lock_refused(NRM_CUDA_ERROR_OUT_OF_MEMORY, "cuMemHostAlloc",
+                                      SIZE_MAX);
     }
     nrm_CUresult code = scope->driver->cuMemHostAlloc(&locked->base, nbytes,
                                                       NRM_CU_MEMHOSTALLOC_PORTABLE);
     if (code != NRM_CUDA_SUCCESS) {
-        return refused(code, "cuMemHostAlloc", nbytes);
+        return nrm__page_lock_refused(code, "cuMemHostAlloc", nbytes);
     }
     locked->nbytes = nbytes;
     locked->registered = false;
@@ -414,7 +386,7 @@ pinned_release(nrm_resource *self, const struct nrm__block *block)
     if (locked->registered && can_unmap) {
         nrm__unmap(locked->base, locked->nbytes);
     }
-    note_unlocked(locked);
+    nrm__page_locked_subtract(locked->nbytes);
     nrm__node_deallocate(locked, sizeof *locked);
 }
 
@@ -439,7 +411,8 @@ register_again(struct locked *locked)
     nrm__cuda_leave(&scope);
     return code == NRM_CUDA_SUCCESS
                ? NRM_OK
-               : refused(code, "cuMemHostRegister after a reset", locked->nbytes);
+               : nrm__page_lock_refused(code, "cuMemHostRegister after a reset",
+                                        locked->nbytes);
 }
 
 static nrm_status

@@ -1,0 +1,17 @@
+/* What is known of memory that was page-locked in place: see nrm/pin.h. */
+#ifndef NRM_CORE_PIN_H
+#define NRM_CORE_PIN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "nrm/pin.h"
+
+/* Whether the bytes from `first` to `last` lie in what one pin has page-locked. One load
+   while there is no pin; makes no driver call. */
+bool nrm__pins_cover(const void *first, const void *last);
+
+/* Bytes that pins have page-locked now, each counted once. 0 in a forked child. */
+size_t nrm__pins_nbytes(void);
+
+#endif
