@@ -35,6 +35,7 @@ try:
         is_pinned,
         last_error,
         memory_kind,
+        pin,
         trim,
     )
 except ModuleNotFoundError as error:
@@ -98,6 +99,7 @@ __all__ = [
     "memory_kind",
     "mr",
     "options",
+    "pin",
     "pinned",
     "registry",
     "reset_handler",

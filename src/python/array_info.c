@@ -10,6 +10,7 @@
 #include "python/array_info.h"
 
 #include "core/block_map.h"
+#include "core/pin.h"
 #include "cuda/driver.h"
 #include "nrm/pools.h"
 #include "python/cuda_query.h"
@@ -131,7 +132,10 @@ find_place(PyArrayObject *array, const struct owner *owner)
         place.has_block = false;
     }
     if (place.has_block) {
-        place.kind = nrm_kind_name(nrm_resource_kind(place.block.owner));
+        nrm_kind kind = nrm_resource_kind(place.block.owner);
+        place.kind = kind == NRM_KIND_HOST && nrm__pins_cover(first, last)
+                         ? "registered"
+                         : nrm_kind_name(kind);
     }
     else {
         place.kind = owner->handler != NULL ? "unknown"
@@ -374,8 +378,8 @@ PyMethodDef array_info_methods[] = {
          "array : numpy.ndarray\n    Of any shape; also a view.\n\n"
          "Returns\n-------\nstr\n"
          "    'host', 'pinned' or 'managed' for memory of ours, 'host' also for NumPy's\n"
-         "    own; 'registered': page-locked by others (asked only where CUDA is\n"
-         "    initialised); 'external': data that NumPy does not own; 'unknown':\n"
+         "    own; 'registered': page-locked by :func:`pin`, or by others (asked only\n"
+         "    where CUDA is initialised); 'external': data that NumPy does not own; 'unknown':\n"
          "    another library's handler, or a view of an array that has moved since.\n\n"
          "Raises\n------\nTypeError\n    For anything but a numpy.ndarray.\n\n"
          "Examples\n--------\n"

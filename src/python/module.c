@@ -14,6 +14,7 @@
 #include "python/interpreter.h"
 #include "python/memory_resource.h"
 #include "python/options.h"
+#include "python/pin.h"
 #include "python/registry.h"
 #include "python/resource_methods.h"
 #include "python/state.h"
@@ -25,6 +26,7 @@
 #define FOR_EACH_OBJECT(X, state)                                                      \
     X((state)->handler_type)                                                           \
     X((state)->stream_type)                                                            \
+    X((state)->pin_type)                                                               \
     X((state)->resource_type)                                                          \
     X((state)->statistics_type)                                                        \
     X((state)->error_info_type)                                                        \
@@ -101,9 +103,10 @@ module_exec(PyObject *module)
         return -1;
     }
     static int (*const steps[])(PyObject *) = {
-        errors_init,     interpreter_init,     builtin_init,  stream_init,
-        statistics_init, memory_resource_init, registry_init, handler_type_init,
-        array_info_init, c_api_init,           add_functions,
+        errors_init,   interpreter_init,  builtin_init,
+        stream_init,   statistics_init,   memory_resource_init,
+        registry_init, handler_type_init, array_info_init,
+        pin_init,      c_api_init,        add_functions,
     };
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
         if (steps[i](module) < 0) {

@@ -20,6 +20,7 @@ enum resource_class {
 struct module_state {
     PyTypeObject *handler_type;
     PyTypeObject *stream_type;
+    PyTypeObject *pin_type;
     PyTypeObject *resource_type; /* MemoryResource */
     PyTypeObject *resource_types[RESOURCE_N_CLASSES];
     PyTypeObject *statistics_type;

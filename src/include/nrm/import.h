@@ -22,6 +22,7 @@
 
 #include "nrm/adaptors.h"
 #include "nrm/options.h"
+#include "nrm/pin.h"
 #include "nrm/pools.h"
 #include "nrm/registry.h"
 #include "nrm/resource.h"
@@ -95,7 +96,10 @@
     X(binning_get_bins, size_t, (nrm_resource * mr, nrm_bin * out, size_t n))          \
     X(arena_create, nrm_status,                                                        \
       (nrm_resource * upstream, const nrm_arena_options *options, nrm_resource **out)) \
-    X(pool_add_peer, nrm_status, (nrm_resource * mr, int device))
+    X(pool_add_peer, nrm_status, (nrm_resource * mr, int device))                      \
+    X(pin_create, nrm_status,                                                          \
+      (void *ptr, size_t nbytes, const nrm_pin_options *options, nrm_pin **out))       \
+    X(pin_destroy, void, (nrm_pin * pin))
 
 struct nrm_functions {
     size_t size; /* of the table in the installed numpy_rmm */
