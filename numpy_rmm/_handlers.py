@@ -406,8 +406,8 @@ def pinned(
     if not_arrays:
         raise TypeError(
             "pinned() page-locks new arrays, made inside `with pinned():` or in a "
-            "function under @pinned(); to page-lock what an existing array holds, copy "
-            "it into empty_like_pinned(array)"
+            "function under @pinned(); to page-lock an existing array where it is, "
+            "use pin(array)"
         )
     return use_handler("pinned", threshold=threshold, fallback=fallback)
 

@@ -244,7 +244,7 @@ def test_a_scope_that_is_none() -> None:
 
 
 def test_pinned_of_an_array_says_what_to_do() -> None:
-    with pytest.raises(TypeError, match="empty_like_pinned"):
+    with pytest.raises(TypeError, match=r"use pin\(array\)"):
         numpy_rmm.pinned(np.zeros(3))  # type: ignore[arg-type]
 
 

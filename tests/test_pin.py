@@ -218,7 +218,7 @@ def test_an_array_without_bytes_needs_nothing(make: str) -> None:
     given = {
         "empty": np.empty(0),
         "nothing": np.empty(5, "V0"),
-        "a view of nothing": b"",
+        "bytes": b"",
     }
     with numpy_rmm.pin(given[make]) as pin:
         assert pin.nbytes == 0

@@ -29,20 +29,15 @@
 #include "core/block_map.h"
 #include "core/hooks.h"
 #include "core/nodes.h"
+#include "core/pin_check.h"
 #include "core/uses.h"
 #include "cuda/event.h"
 #include "cuda/page_lock.h"
-#include "nrm/options.h"
 #include "os/fork.h"
-#include "os/mapping.h"
-#include "os/memory.h"
 #include "os/system.h"
-#include "os/touch.h"
 
 #define PAUSE_FIRST_NS UINT64_C(20000) /* between two looks; doubled up to ... */
 #define PAUSE_LAST_NS UINT64_C(500000)
-#define PREFAULT_MIN_NBYTES (4 * NRM__MIB)
-#define CHECK_MIN_NBYTES (64 * NRM__MIB) /* of pages to be made: may kill the process */
 
 enum { MAX_FAILURES = 8 }; /* to unlock one range, before it is left as it is */
 
@@ -151,84 +146,6 @@ nrm__pins_nbytes(void)
                : atomic_load_explicit(&n_nbytes, memory_order_relaxed);
 }
 
-/* ---- what can be pinned ---- */
-
-/* NRM_NOT_FOUND (not recorded): not page-locked by us. */
-static nrm_status
-check_block(const nrm_pin *pin)
-{
-    struct nrm__block block;
-    if (!nrm__block_map_find((const void *)pin->start, &block)) {
-        return NRM_NOT_FOUND;
-    }
-    nrm_kind kind = block.owner->kind;
-    size_t left = block.capacity - (pin->start - (uintptr_t)block.ptr);
-    nrm_resource_release(block.owner);
-    if (kind == NRM_KIND_PINNED && pin->nbytes <= left) {
-        return NRM_OK;
-    }
-    if (kind == NRM_KIND_MANAGED || kind == NRM_KIND_DEVICE) {
-        return nrm__error(NRM_INVALID_VALUE,
-                          "%zu B at 0x%zx are %s memory, which cannot be page-locked",
-                          pin->nbytes, (size_t)pin->start, nrm_kind_name(kind));
-    }
-    return NRM_NOT_FOUND;
-}
-
-/* Why the kernel or the driver would refuse; what it would write to without a trace it
-   refuses only since Linux 6.4. */
-static nrm_status
-check_mapping(const nrm_pin *pin, bool *read_only)
-{
-    struct nrm__mapping mapping;
-    if (!nrm__mapping_of((const void *)pin->start, pin->nbytes, &mapping)) {
-        return NRM_OK; /* then the driver has to say it */
-    }
-    if (mapping.hole != 0) {
-        return nrm__error(
-            NRM_INVALID_VALUE,
-            "%zu B at 0x%zx cannot be page-locked: what is at 0x%zx cannot "
-            "be read",
-            pin->nbytes, (size_t)pin->start, (size_t)mapping.hole);
-    }
-    if (mapping.is_shared_file) {
-        return nrm__error(
-            NRM_INVALID_VALUE,
-            "%zu B at 0x%zx cannot be page-locked: they are a writable "
-            "mapping of the file %.80s; map it with mode \"r\" or \"c\", or "
-            "use a copy",
-            pin->nbytes, (size_t)pin->start, mapping.path);
-    }
-    *read_only = *read_only || !mapping.is_writable;
-    return NRM_OK;
-}
-
-/* The driver would make the pages that are not there one by one in one thread; the kernel
-   makes them in several, and writes nothing but zeros to new ones. */
-static nrm_status
-make_pages(const nrm_pin *pin, bool read_only)
-{
-    char absent_text[32], touchable_text[32];
-    size_t absent = nrm__absent_nbytes((const void *)pin->start, pin->nbytes);
-    if (absent >= CHECK_MIN_NBYTES) {
-        size_t touchable = nrm__touchable_nbytes();
-        if (absent > touchable) {
-            nrm_format_nbytes(absent, absent_text, sizeof absent_text);
-            nrm_format_nbytes(touchable, touchable_text, sizeof touchable_text);
-            return nrm__error(
-                NRM_OUT_OF_MEMORY,
-                "%s of the memory to be page-locked were never touched, and "
-                "%s can be without the process being killed",
-                absent_text, touchable_text);
-        }
-    }
-    if (absent >= PREFAULT_MIN_NBYTES) {
-        nrm__prefault((void *)pin->start, pin->nbytes,
-                      (int)nrm_option_get(NRM_OPT_TOUCH_THREADS), !read_only);
-    }
-    return NRM_OK;
-}
-
 /* ---- locking ---- */
 
 enum joined {
@@ -332,7 +249,9 @@ lock_range(nrm_pin *pin, bool read_only)
     struct nrm__page_lock page_lock;
     struct range *range = pin->range;
     bool is_again = range->lock.driver != NULL;
-    nrm_status status = is_again ? NRM_OK : make_pages(pin, read_only);
+    nrm_status status =
+        is_again ? NRM_OK
+                 : nrm__pin_make_pages((void *)pin->start, pin->nbytes, read_only);
     if (status == NRM_OK) {
         status = nrm__page_lock((void *)range->node.start, range->node.nbytes,
                                 read_only, &page_lock);
@@ -354,12 +273,12 @@ lock_bytes(nrm_pin *pin, const nrm_pin_options *options)
 {
     bool read_only = options->read_only;
     NRM_TRY(nrm__cuda_init(NULL));
-    nrm_status status = check_block(pin);
+    nrm_status status = nrm__pin_check_block((void *)pin->start, pin->nbytes);
     if (status != NRM_NOT_FOUND) {
         return status;
     }
     if (!options->is_private) {
-        NRM_TRY(check_mapping(pin, &read_only));
+        NRM_TRY(nrm__pin_check_mapping((void *)pin->start, pin->nbytes, &read_only));
     }
     struct range *fresh = nrm__node_allocate(sizeof *fresh);
     if (fresh == NULL) {

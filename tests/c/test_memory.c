@@ -247,6 +247,20 @@ TEST(a_discarded_range_reads_as_zero_and_holds_no_pages)
     CHECK_NE(nrm__discard(ptr, nbytes), 0);
 }
 
+TEST(absent_bytes_are_those_of_pages_that_were_not_touched)
+{
+    size_t page = nrm__page_size(), nbytes = 5000 * page; /* more than one window */
+    char *ptr = NULL;
+    REQUIRE_EQ(nrm__map(nbytes, page, (void **)&ptr), 0);
+    nrm__advise_huge_pages(ptr, nbytes, false);
+    CHECK_EQ(nrm__absent_nbytes(ptr, nbytes), nbytes);
+    ptr[0] = ptr[4500 * page + 5] = 1;
+    CHECK_EQ(nrm__absent_nbytes(ptr, nbytes), nbytes - 2 * page);
+    CHECK_EQ(nrm__absent_nbytes(ptr + 10, page), page); /* of the second page */
+    CHECK_EQ(nrm__absent_nbytes(ptr + 4500 * page, 1), 0u);
+    nrm__unmap(ptr, nbytes);
+}
+
 TEST(a_mapping_without_huge_pages_has_small_ones)
 {
     size_t nbytes = 4 * NRM__MIB;

@@ -110,6 +110,39 @@ TEST(what_the_kernel_refuses_is_an_error)
     nrm__unmap(ptr + nbytes / 2 + nrm__page_size(), nbytes / 2 - nrm__page_size());
 }
 
+/* ---- memory of others ---- */
+
+TEST(prefaulted_pages_keep_what_is_in_them)
+{
+    size_t nbytes = 16 * NRM__MIB;
+    char *ptr = NULL;
+    REQUIRE_EQ(nrm__map(nbytes, nrm__page_size(), (void **)&ptr), 0);
+    ptr[5 * NRM__MIB] = 7;
+    nrm__prefault(ptr + 100, nbytes - 200, 3, true);
+    if (count_missing(ptr, nbytes) != 0) {
+        SKIP("this kernel does not make pages when asked to");
+    }
+    CHECK_EQ(ptr[5 * NRM__MIB], 7);
+    CHECK_EQ(ptr[0], 0);
+    nrm__unmap(ptr, nbytes);
+}
+
+TEST(prefaulting_writes_to_nothing_that_is_only_to_be_read)
+{
+    size_t nbytes = 8 * NRM__MIB;
+    char *ptr = NULL;
+    REQUIRE_EQ(nrm__map(nbytes, nrm__page_size(), (void **)&ptr), 0);
+    memset(ptr, 5, NRM__MIB);
+    nrm__unmap(ptr + nbytes / 2, nrm__page_size()); /* a hole */
+    REQUIRE_EQ(mprotect(ptr, nbytes / 2, PROT_READ), 0);
+    nrm__prefault(ptr, nbytes, 2, true);
+    nrm__prefault(ptr, nbytes, 2, false);
+    CHECK_EQ(ptr[NRM__MIB - 1], 5);
+    CHECK_EQ(ptr[NRM__MIB], 0);
+    nrm__unmap(ptr, nbytes / 2);
+    nrm__unmap(ptr + nbytes / 2 + nrm__page_size(), nbytes / 2 - nrm__page_size());
+}
+
 /* ---- NUMA ---- */
 
 static void
