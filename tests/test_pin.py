@@ -12,6 +12,7 @@ import gc
 import mmap
 import os
 import pickle
+import sys
 import threading
 import time
 import weakref
@@ -368,6 +369,17 @@ def test_a_pin_without_a_user_lets_go(driver: Driver) -> None:
     assert not is_locked(driver, whole.ctypes.data)
 
 
+def test_no_reference_is_kept(cuda: Driver) -> None:
+    whole, memory = np.ones(1000), bytearray(1000)
+    before = sys.getrefcount(whole), sys.getrefcount(memory)
+    for _ in range(10):
+        with numpy_rmm.pin(whole, whole[5:], memory, memoryview(memory)):
+            pass
+        with pytest.raises(TypeError):
+            numpy_rmm.pin(memory, whole, 5)  # type: ignore[arg-type]
+    assert (sys.getrefcount(whole), sys.getrefcount(memory)) == before
+
+
 class Holder(np.ndarray):
     pin: Any
 
@@ -416,11 +428,11 @@ def test_closing_waits_for_what_is_not_done(
     stream = driver.create_stream()
     pin = numpy_rmm.pin(whole)
     order: list[str] = []
+    others: list[int] = []
 
     def let_go() -> None:
         time.sleep(0.1)
-        other = driver.allocate(100)  # does not stand behind the pin
-        driver.check(driver.cuMemFree(other)) if not ON_GPU else None
+        others.append(driver.allocate(100))  # does not stand behind the pin
         order.append("let go")
         word.value = 1
 
@@ -456,7 +468,8 @@ def test_closing_waits_for_what_is_not_done(
     assert not is_locked(driver, address)
     driver.check(driver.cuStreamSynchronize(stream))
     driver.check(driver.cuStreamDestroy(stream))
-    driver.check(driver.cuMemFree(device))
+    for memory in (device, *others):
+        driver.check(driver.cuMemFree(memory))
     driver.check(driver.cuMemFreeHost(flag))
 
 
@@ -486,7 +499,8 @@ def test_inside_a_capture_it_is_unlocked_later(driver: Driver, ending: str) -> N
     whole = np.ones(10_000)
     address, alive = whole.ctypes.data, weakref.ref(whole)
     stream, graph = driver.create_stream(), ctypes.c_void_p()
-    pin = numpy_rmm.pin(whole)
+    pin, theirs = numpy_rmm.pin(whole), np.ones(1000)
+    driver.check(driver.cuMemHostRegister(theirs[5:].ctypes.data, 10, PORTABLE))
     with numpy_rmm.stream_capture():
         driver.check(driver.cuStreamBeginCapture(stream, 0))
         if ending == "close":
@@ -497,7 +511,10 @@ def test_inside_a_capture_it_is_unlocked_later(driver: Driver, ending: str) -> N
         other = np.ones(1000)
         with numpy_rmm.pin(other):  # and a pin does not hurt the capture
             pass
+        with pytest.raises(ValueError, match="somebody else"):
+            numpy_rmm.pin(theirs)  # nor does one that fails
         driver.check(driver.cuStreamEndCapture(stream, ctypes.byref(graph)))
+    driver.check(driver.cuMemHostUnregister(theirs[5:].ctypes.data))
     assert unlocks(driver, address)
     assert unlocks(driver, other.ctypes.data)
     for _ in range(100):  # the reference is dropped in the main thread

@@ -176,6 +176,7 @@ static void
 count_locked(nrm_pin *pin, struct range *range)
 {
     pin->range = range;
+    range->n_failures = 0;
     range->n_pins++;
     range->n_whole += pin->nbytes == range->node.nbytes;
 }

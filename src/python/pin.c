@@ -425,14 +425,21 @@ pin_exit(PyObject *object, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSE
     Py_RETURN_NONE;
 }
 
-static size_t
-count_nbytes(const struct pin_object *self)
+/* False: closed. */
+static bool
+count(PyObject *object, Py_ssize_t *out_n, size_t *out_nbytes)
 {
-    size_t nbytes = 0;
+    const struct pin_object *self = pin_of(object);
+    bool is_open;
+    *out_nbytes = 0;
+    COMPAT_BEGIN_CRITICAL_SECTION(object);
+    is_open = self->items != NULL;
+    *out_n = self->n_items;
     for (Py_ssize_t i = 0; i < self->n_items; i++) {
-        nbytes += self->items[i].nbytes;
+        *out_nbytes += self->items[i].nbytes;
     }
-    return nbytes;
+    COMPAT_END_CRITICAL_SECTION();
+    return is_open;
 }
 
 static PyObject *
@@ -444,20 +451,24 @@ closed_get(PyObject *object, void *Py_UNUSED(closure))
 static PyObject *
 nbytes_get(PyObject *object, void *Py_UNUSED(closure))
 {
-    return PyLong_FromSize_t(count_nbytes(pin_of(object)));
+    Py_ssize_t n;
+    size_t nbytes;
+    (void)count(object, &n, &nbytes);
+    return PyLong_FromSize_t(nbytes);
 }
 
 static PyObject *
 pin_repr(PyObject *object)
 {
-    const struct pin_object *self = pin_of(object);
-    char nbytes[32];
-    if (self->items == NULL) {
+    char text[32];
+    Py_ssize_t n;
+    size_t nbytes;
+    if (!count(object, &n, &nbytes)) {
         return PyUnicode_FromString("<pin, closed>");
     }
-    nrm_format_nbytes(count_nbytes(self), nbytes, sizeof nbytes);
-    return PyUnicode_FromFormat("<pin of %zd buffer%s, %s>", self->n_items,
-                                self->n_items == 1 ? "" : "s", nbytes);
+    nrm_format_nbytes(nbytes, text, sizeof text);
+    return PyUnicode_FromFormat("<pin of %zd buffer%s, %s>", n, n == 1 ? "" : "s",
+                                text);
 }
 
 static PyObject *
