@@ -451,8 +451,6 @@ TEST(what_the_system_allows_is_named_when_the_driver_refuses)
 
 /* ---- letting go ---- */
 
-static nrm_CUstream held_stream;
-
 static void *
 destroy_in_thread(void *argument)
 {
@@ -460,27 +458,32 @@ destroy_in_thread(void *argument)
     return NULL;
 }
 
-/* A copy from the memory is queued behind a stream that stands still. */
-static nrm_CUdeviceptr
-queue_copy(const struct nrm__cuda_scope *scope, const char *memory, size_t nbytes)
+/* A copy from the memory that is queued behind a stream that stands still. */
+struct copy {
+    nrm_CUstream stream;
+    nrm_CUdeviceptr target;
+};
+
+static struct copy
+queue_copy(const char *memory, size_t nbytes)
 {
-    nrm_CUdeviceptr target = 0;
-    CHECK_EQ(cuda.cuMemAlloc(&target, nbytes), NRM_CUDA_SUCCESS);
-    CHECK_EQ(cuda.cuStreamCreate(&held_stream, NRM_CU_STREAM_NON_BLOCKING),
+    struct copy copy = {NULL};
+    CHECK_EQ(cuda.cuMemAlloc(&copy.target, nbytes), NRM_CUDA_SUCCESS);
+    CHECK_EQ(cuda.cuStreamCreate(&copy.stream, NRM_CU_STREAM_NON_BLOCKING),
              NRM_CUDA_SUCCESS);
-    CHECK_EQ(sim.hold_stream(held_stream), 0);
-    CHECK_EQ(cuda.cuMemcpyHtoDAsync(target, memory, nbytes, held_stream),
+    CHECK_EQ(sim.hold_stream(copy.stream), 0);
+    CHECK_EQ(cuda.cuMemcpyHtoDAsync(copy.target, memory, nbytes, copy.stream),
              NRM_CUDA_SUCCESS);
-    return target;
+    return copy;
 }
 
 static void
-end_copy(nrm_CUdeviceptr target)
+end_copy(struct copy copy)
 {
-    CHECK_EQ(sim.release_stream(held_stream), 0);
-    CHECK_EQ(cuda.cuStreamSynchronize(held_stream), NRM_CUDA_SUCCESS);
-    CHECK_EQ(cuda.cuStreamDestroy(held_stream), NRM_CUDA_SUCCESS);
-    CHECK_EQ(cuda.cuMemFree(target), NRM_CUDA_SUCCESS);
+    CHECK_EQ(sim.release_stream(copy.stream), 0);
+    CHECK_EQ(cuda.cuStreamSynchronize(copy.stream), NRM_CUDA_SUCCESS);
+    CHECK_EQ(cuda.cuStreamDestroy(copy.stream), NRM_CUDA_SUCCESS);
+    CHECK_EQ(cuda.cuMemFree(copy.target), NRM_CUDA_SUCCESS);
 }
 
 TEST(the_last_pin_waits_for_work_of_others_and_blocks_nobody)
@@ -490,7 +493,7 @@ TEST(the_last_pin_waits_for_work_of_others_and_blocks_nobody)
     pthread_t thread;
     nrm_pin *one = pin(memory, MIB);
     REQUIRE_OK(nrm__cuda_enter(0, &scope));
-    nrm_CUdeviceptr target = queue_copy(&scope, memory, MIB);
+    struct copy copy = queue_copy(memory, MIB);
     pthread_create(&thread, NULL, destroy_in_thread, one);
     usleep(30000);
     CHECK_EQ(atomic_load(&n_dropped), 0);
@@ -500,12 +503,12 @@ TEST(the_last_pin_waits_for_work_of_others_and_blocks_nobody)
     nrm_pin_destroy(NULL);
     nrm_CUdeviceptr other;
     CHECK_EQ(cuda.cuMemAlloc(&other, 100), NRM_CUDA_SUCCESS);
-    CHECK_EQ(sim.release_stream(held_stream), 0);
+    CHECK_EQ(sim.release_stream(copy.stream), 0);
     pthread_join(thread, NULL);
     CHECK_EQ(atomic_load(&n_dropped), 1);
     CHECK(!is_locked(memory));
     CHECK_EQ(cuda.cuMemFree(other), NRM_CUDA_SUCCESS);
-    end_copy(target);
+    end_copy(copy);
     nrm__cuda_leave(&scope);
     CHECK_EQ(munmap(more, MIB), 0);
     stop(memory, MIB);
@@ -518,19 +521,48 @@ TEST(memory_that_waits_to_be_unlocked_can_be_pinned_again)
     pthread_t thread;
     nrm_pin *one = pin(memory, MIB);
     REQUIRE_OK(nrm__cuda_enter(0, &scope));
-    nrm_CUdeviceptr target = queue_copy(&scope, memory, MIB);
+    struct copy copy = queue_copy(memory, MIB);
     pthread_create(&thread, NULL, destroy_in_thread, one);
     usleep(20000);
     nrm_pin *two = pin(memory, MIB);
-    CHECK_EQ(sim.release_stream(held_stream), 0);
+    CHECK_EQ(sim.release_stream(copy.stream), 0);
     pthread_join(thread, NULL);
     CHECK(is_locked(memory));
     CHECK_EQ(sim.call_count("cuMemHostRegister"), 1u);
     CHECK_EQ(sim.call_count("cuMemHostUnregister"), 0u);
-    end_copy(target);
+    end_copy(copy);
     nrm_pin_destroy(two);
     CHECK(!is_locked(memory));
     CHECK_EQ(atomic_load(&n_dropped), 2);
+    nrm__cuda_leave(&scope);
+    stop(memory, MIB);
+}
+
+/* The events of the first one do not cover what was submitted while it was pinned again. */
+TEST(who_closed_first_does_not_unlock_for_who_closed_last)
+{
+    char *memory = start(NULL, MIB);
+    struct nrm__cuda_scope scope;
+    pthread_t first, last;
+    nrm_pin *one = pin(memory, MIB);
+    REQUIRE_OK(nrm__cuda_enter(0, &scope));
+    struct copy copy = queue_copy(memory, MIB);
+    pthread_create(&first, NULL, destroy_in_thread, one);
+    usleep(20000);
+    nrm_pin *two = pin(memory, MIB);
+    struct copy other = queue_copy(memory, MIB);
+    pthread_create(&last, NULL, destroy_in_thread, two);
+    usleep(20000);
+    CHECK_EQ(sim.release_stream(copy.stream), 0);
+    pthread_join(first, NULL);
+    usleep(20000);
+    CHECK(is_locked(memory));
+    CHECK_EQ(sim.call_count("cuMemHostUnregister"), 0u);
+    end_copy(other);
+    pthread_join(last, NULL);
+    CHECK(!is_locked(memory));
+    CHECK_EQ(atomic_load(&n_dropped), 2);
+    end_copy(copy);
     nrm__cuda_leave(&scope);
     stop(memory, MIB);
 }
@@ -759,6 +791,27 @@ TEST(the_pins_of_a_child_are_its_parents)
     CHECK_EQ(atomic_load(&n_dropped), 0);
     nrm_pin_destroy(parents);
     stop(parents_memory, MIB);
+}
+
+static void
+drain_in_child(void)
+{
+    uint64_t before = sim.call_count(NULL);
+    (void)nrm__retired_drain(UINT64_MAX);
+    CHECK(nrm__retired_is_empty());
+    CHECK_EQ(sim.call_count(NULL), before);
+}
+
+TEST(what_waits_to_be_unlocked_is_the_parents_too)
+{
+    char *memory = start(NULL, MIB);
+    nrm_pin *one = pin(memory, MIB);
+    nrm_capture_begin();
+    nrm_pin_destroy(one);
+    CHECK_EQ(in_child(drain_in_child), 0);
+    CHECK(is_locked(memory));
+    nrm_capture_end();
+    stop(memory, MIB);
 }
 
 /* ---- threads ---- */
