@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import subprocess
@@ -9,10 +10,12 @@ import sysconfig
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 import numpy_rmm
 from numpy_rmm import mr
+from numpy_rmm.testing import Driver
 
 SOURCE = r"""
 #include "nrm/import.h"
@@ -78,11 +81,30 @@ adapt(PyObject *module, PyObject *object)
     return result;
 }
 
+static char memory[1 << 16];
+static nrm_pin *pinned;
+
+/* Page-locks static memory, or lets it go: its address. */
+static PyObject *
+toggle_pin(PyObject *module, PyObject *unused)
+{
+    nrm_pin_options options = NRM_OPTIONS(nrm_pin_options);
+    if (pinned != NULL) {
+        nrm->pin_destroy(pinned);
+        pinned = NULL;
+    }
+    else if (nrm->pin_create(memory, sizeof memory, &options, &pinned) != NRM_OK) {
+        return PyErr_Format(PyExc_RuntimeError, "%s", nrm->last_error()->message);
+    }
+    return PyLong_FromVoidPtr(memory);
+}
+
 static PyMethodDef methods[] = {
     {"adapt", adapt, METH_O, NULL},
     {"allocate", allocate, METH_O, NULL},
     {"deallocate", deallocate, METH_VARARGS, NULL},
     {"find", find, METH_O, NULL},
+    {"toggle_pin", toggle_pin, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 
@@ -143,6 +165,16 @@ def test_they_make_adaptors(theirs: ModuleType) -> None:
     with pytest.raises(MemoryError, match="limit 4 KiB"):
         adaptor.allocate(4096)
     assert theirs.deallocate(adaptor, ptr) == 0
+
+
+def test_they_page_lock_memory_of_their_own(theirs: ModuleType, cuda: Driver) -> None:
+    address = theirs.toggle_pin()
+    values = np.ctypeslib.as_array((ctypes.c_uint8 * (1 << 16)).from_address(address))
+    assert numpy_rmm.memory_kind(values) == "registered"
+    with numpy_rmm.pin(values[5:10]):  # counted: it is locked already
+        theirs.toggle_pin()
+        assert numpy_rmm.is_pinned(values)
+    assert not numpy_rmm.is_pinned(values)
 
 
 def test_they_are_told_what_is_no_resource(theirs: ModuleType) -> None:
