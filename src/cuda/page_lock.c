@@ -58,6 +58,13 @@ nrm__page_lock_refused(nrm_CUresult code, const char *call, size_t nbytes)
                            call, asked, ours, limit);
 }
 
+static bool
+ask(const struct nrm__driver *driver, nrm_CUpointer_attribute attribute,
+    uintptr_t address, void *out)
+{
+    return driver->cuPointerGetAttribute(out, attribute, address) == NRM_CUDA_SUCCESS;
+}
+
 /* The range of the driver around an address, if that is one that the host can read. */
 static bool
 find_range(const struct nrm__driver *driver, uintptr_t address, uintptr_t *out_start,
@@ -65,16 +72,16 @@ find_range(const struct nrm__driver *driver, uintptr_t address, uintptr_t *out_s
 {
     unsigned type = 0;
     nrm_CUdeviceptr start = 0;
-    return driver->cuPointerGetAttribute(&type, NRM_CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
-                                         address) == NRM_CUDA_SUCCESS &&
-           type == NRM_CU_MEMORYTYPE_HOST &&
-           driver->cuPointerGetAttribute(&start,
-                                         NRM_CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
-                                         address) == NRM_CUDA_SUCCESS &&
-           driver->cuPointerGetAttribute(out_nbytes,
-                                         NRM_CU_POINTER_ATTRIBUTE_RANGE_SIZE,
-                                         address) == NRM_CUDA_SUCCESS &&
-           (*out_start = (uintptr_t)start, true);
+    size_t nbytes = 0;
+    if (!ask(driver, NRM_CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address, &type) ||
+        type != NRM_CU_MEMORYTYPE_HOST ||
+        !ask(driver, NRM_CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, address, &start) ||
+        !ask(driver, NRM_CU_POINTER_ATTRIBUTE_RANGE_SIZE, address, &nbytes)) {
+        return false;
+    }
+    *out_start = (uintptr_t)start;
+    *out_nbytes = nbytes;
+    return true;
 }
 
 /* The first range that overlaps ours and has its start, its end or the start of a page in
