@@ -206,7 +206,7 @@ def c_threads(suite: Suite) -> Table:
 
 
 def c_fragmentation(suite: Suite) -> Table:
-    """Nothing works on the blocks: what is freed is done. A trace of its own each turn."""
+    """Nothing uses the blocks: what is freed is done. A trace of its own each turn."""
     cases = suite.pick(((64, 1),), ((4096, 64), (16384, 512)))
 
     def fill(c: CSuite, table: Table) -> None:

@@ -4,6 +4,7 @@
 #include "core/pin_check.h"
 
 #include <stdint.h>
+#include <string.h>
 
 #include "base/bits.h"
 #include "base/error.h"
@@ -16,6 +17,7 @@
 
 #define PREFAULT_MIN_NBYTES (4 * NRM__MIB)
 #define CHECK_MIN_NBYTES (64 * NRM__MIB) /* of pages to be made: may kill the process */
+#define SHOWN_PATH 100 /* bytes of a path, from its end, in an error */
 
 nrm_status
 nrm__pin_check_block(const void *ptr, size_t nbytes)
@@ -55,12 +57,14 @@ nrm__pin_check_mapping(const void *ptr, size_t nbytes, bool *read_only)
             nbytes, (size_t)(uintptr_t)ptr, (size_t)mapping.hole);
     }
     if (mapping.is_shared_file) {
+        size_t length = strlen(mapping.path);
+        size_t cut = length > SHOWN_PATH ? length - SHOWN_PATH : 0;
         return nrm__error(
             NRM_INVALID_VALUE,
             "%zu B at 0x%zx cannot be page-locked: they are a writable "
-            "mapping of the file %.80s; map it with mode \"r\" or \"c\", or "
+            "mapping of the file %s%s; map it with mode \"r\" or \"c\", or "
             "use a copy",
-            nbytes, (size_t)(uintptr_t)ptr, mapping.path);
+            nbytes, (size_t)(uintptr_t)ptr, cut != 0 ? "..." : "", &mapping.path[cut]);
     }
     *read_only = *read_only || !mapping.is_writable;
     return NRM_OK;
