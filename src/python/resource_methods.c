@@ -8,6 +8,8 @@
 
 #include "core/hooks.h"
 #include "core/ops.h"
+#include "core/uses.h"
+#include "nrm/options.h"
 #include "python/args.h"
 #include "python/errors.h"
 #include "python/memory_resource.h"
@@ -333,6 +335,8 @@ trim_all(PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *n
         return NULL;
     }
     nrm__resource_for_each(trim_one, &all);
+    /* Also where there is no resource: pins that were closed wait there too. */
+    (void)nrm__retired_drain((uint64_t)nrm_option_get(NRM_OPT_WAIT_LIMIT));
     if (all.status != NRM_OK) {
         return errors_raise(module_state(module), all.status);
     }
