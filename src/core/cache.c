@@ -162,8 +162,11 @@ init_magazines(struct nrm__magazines *magazines, const struct nrm__front *front)
     magazines->pool = front->pool;
     magazines->granule = front->granule;
     magazines->shift = front->shift;
+    magazines->rounds = front->rounds;
+    /* The largest size has no set of its own where requests of 64 KiB are blocks of that:
+       nobody need look then which set they belong to. */
     magazines->sized_limit =
-        front->shift != 0 && !front->is_ordered ? NRM__SIZED_MAX - NRM__SLAB_MAX : 0;
+        front->rounds ? NRM__SIZED_MAX - NRM__SLAB_MAX - (front->shift == 0) : 0;
     init_sets(magazines);
     magazines->recent = magazines->sets;
     magazines->alignment = nrm__kind_alignment(kind);

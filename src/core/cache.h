@@ -80,6 +80,7 @@ struct nrm__magazines {
     nrm_resource *pool;
     struct nrm__magazines *next_free;
     size_t granule, shift; /* see nrm__cached_nbytes */
+    bool rounds;           /* the same */
     size_t sized_limit;    /* bytes above cells for which sets have a size; or 0 */
     size_t alignment;      /* of everything that is kept */
     size_t cell_limit;     /* requests of more bytes are blocks */
@@ -236,18 +237,17 @@ nrm__sized_step(size_t nbytes, size_t granule)
 }
 
 /* What a pool cuts for a request that is too large for a cell. One that may be a little
-   more generous (its shift is not 0) has few sizes below 64 KiB, so that a block that one
-   request leaves mostly serves the next one; and from 64 KiB up, starts of blocks of one
-   size that differ within a page: equal ones make arithmetic on large arrays slower, as
-   their lines fall into the same sets. */
+   more generous (`rounds`) has few sizes below 64 KiB, so that a block that one request
+   leaves mostly serves the next one. Where arithmetic is done on it (`shift` is not 0) starts
+   of blocks of one size, from 64 KiB up, differ within a page: equal ones make that
+   slower, as their lines fall into the same sets. */
 static inline size_t
-nrm__cached_nbytes(size_t nbytes, size_t granule, size_t shift)
+nrm__cached_nbytes(size_t nbytes, size_t granule, bool rounds, size_t shift)
 {
     if (nbytes >= NRM__SIZED_MAX) {
         return nrm__align_up(nbytes, granule) + shift;
     }
-    size_t step = shift != 0 ? nrm__sized_step(nbytes, granule) : granule;
-    return nrm__align_up(nbytes, step);
+    return nrm__align_up(nbytes, rounds ? nrm__sized_step(nbytes, granule) : granule);
 }
 
 static inline struct nrm__cache_set *
@@ -257,23 +257,30 @@ nrm__cache_hashed_set(struct nrm__magazines *magazines, size_t nbytes, uint64_t 
     return &magazines->sets[hash];
 }
 
-/* Where blocks of a size stand that were freed on a stream, if they are kept. */
-static inline struct nrm__cache_set *
-nrm__cache_set_of(struct nrm__magazines *magazines, size_t nbytes, uint64_t stream)
-{
-    if (nbytes - NRM__SLAB_MAX - 1 < magazines->sized_limit) {
-        size_t last = nbytes - 1;
-        unsigned log2 = 63 - (unsigned)__builtin_clzll(last);
-        size_t size = (log2 - 13) * 8 + (last >> (log2 - 3)) - 8;
-        return &magazines->sets[NRM__CACHE_HASHED + size];
-    }
-    return nrm__cache_hashed_set(magazines, nbytes, stream);
-}
-
 static inline bool
 nrm__cache_set_is_for(const struct nrm__cache_set *set, size_t nbytes, uint64_t stream)
 {
     return set->nbytes == nbytes && set->stream == stream;
+}
+
+/* Where blocks of a size stand that were freed on a stream, if they are kept. While those of
+   one stream stand in the set of a size, those of others stand where their hash says. */
+static inline struct nrm__cache_set *
+nrm__cache_set_of(struct nrm__magazines *magazines, size_t nbytes, uint64_t stream)
+{
+    if (nbytes - NRM__SLAB_MAX - 1 >= magazines->sized_limit) {
+        return nrm__cache_hashed_set(magazines, nbytes, stream);
+    }
+    size_t last = nbytes - 1;
+    unsigned log2 = 63 - (unsigned)__builtin_clzll(last);
+    size_t size = (log2 - 13) * 8 + (last >> (log2 - 3)) - 8;
+    struct nrm__cache_set *set = &magazines->sets[NRM__CACHE_HASHED + size];
+    if (!magazines->is_ordered || set->stream == stream) {
+        return set;
+    }
+    struct nrm__cache_set *hashed = nrm__cache_hashed_set(magazines, nbytes, stream);
+    bool is_hashed = hashed->n != 0 && nrm__cache_set_is_for(hashed, nbytes, stream);
+    return set->n != 0 || is_hashed ? hashed : set;
 }
 
 /* There is room for one more block in a set. */
@@ -283,7 +290,7 @@ nrm__cache_has_room(const struct nrm__magazines *magazines,
 {
     return (nrm__cache_set_is_for(set, nbytes, stream)
                 ? set->n < set->capacity
-                : set->n == 0 && !set->is_sized) &&
+                : set->n == 0 && (!set->is_sized || set->nbytes == nbytes)) &&
            magazines->set_nbytes + nbytes <= magazines->set_limit;
 }
 

@@ -116,7 +116,8 @@ static inline struct nrm__cache_set *
 nrm__short_set_of(struct nrm__magazines *magazines, size_t nbytes, uint64_t key,
                   size_t *out_capacity)
 {
-    *out_capacity = nrm__cached_nbytes(nbytes, magazines->granule, magazines->shift);
+    *out_capacity = nrm__cached_nbytes(nbytes, magazines->granule, magazines->rounds,
+                                       magazines->shift);
     return nbytes >= NRM__SIZED_MAX
                ? nrm__cache_hashed_set(magazines, *out_capacity, key)
                : nrm__cache_set_of(magazines, *out_capacity, key);

@@ -292,7 +292,7 @@ make_room(struct nrm__pool *pool, size_t nbytes, nrm_stream *stream,
           struct nrm__cache_set *out)
 {
     struct nrm__order_tag slot = {0};
-    if ((pool->has_slabs && (pool->shift == 0 || nbytes > NRM__SIZED_MAX)) ||
+    if ((pool->has_slabs && (!pool->rounds || nbytes > NRM__SIZED_MAX)) ||
         !atomic_load(&pool->base.is_cached)) {
         return false;
     }
@@ -366,6 +366,7 @@ pool_front(nrm_resource *mr, struct nrm__front *out)
         .cell_limit = pool->has_slabs ? NRM__SLAB_MAX : 0,
         .granule = pool->granule,
         .shift = pool->shift,
+        .rounds = pool->rounds,
         .kept = nrm__min(NRM__CACHED_NBYTES, pool->maximum_nbytes / 16),
         .is_ordered = pool->order != NULL,
         .forbidden = is_seen_by_gpus ? &nrm__epoch_forbids : NULL,
@@ -783,7 +784,9 @@ set_policy(struct nrm__pool *pool, const nrm_pool_options *options)
                              nrm_option_get(NRM_OPT_ON_EXHAUSTED) == 3);
     pool->has_slabs = kind == NRM_KIND_HOST;
     /* A pool with a limit is to hold what exactly fits. */
-    pool->shift = pool->has_slabs && options->maximum_nbytes == 0 ? pool->granule : 0;
+    pool->rounds = options->maximum_nbytes == 0 &&
+                   (pool->has_slabs || kind == NRM_KIND_DEVICE);
+    pool->shift = pool->has_slabs && pool->rounds ? pool->granule : 0;
     pool->is_plain = (pool->base.upstream->ops->flags & NRM__OPS_PLAIN) != 0;
     bool is_local = (pool->base.upstream->flags & NRM__OPS_LOCAL) != 0;
     pool->n_nodes = is_local ? nrm__min((unsigned)nrm__numa_n_nodes(), MAX_NODES) : 1;
@@ -801,6 +804,7 @@ static void
 set_fixed_policy(struct nrm__pool *pool)
 {
     pool->granule = pool->fixed.natural;
+    pool->rounds = false;
     pool->alignment = pool->fixed.alignment;
     pool->segment_nbytes =
         nrm__max(pool->segment_nbytes, nrm__fixed_chunk_rounded(&pool->fixed));

@@ -110,6 +110,7 @@ struct nrm__pool {
     size_t alignment;      /* of every block, at least: the kind's */
     size_t granule;        /* block sizes are multiples of it */
     size_t shift;          /* see nrm__cached_nbytes */
+    bool rounds;           /* the same */
     size_t maximum_nbytes; /* of all segments */
     size_t segment_nbytes; /* largest segment taken ahead of demand */
     size_t idle_nbytes;    /* free bytes beyond which large free segments go back */

@@ -39,7 +39,7 @@ nrm__pool_block_nbytes(const struct nrm__pool *pool, const struct nrm__request *
         nbytes <= pool->maximum_nbytes / 2) {
         nbytes += nbytes >> SLACK_SHIFT;
     }
-    return nrm__cached_nbytes(nbytes, pool->granule, pool->shift);
+    return nrm__cached_nbytes(nbytes, pool->granule, pool->rounds, pool->shift);
 }
 
 bool

@@ -261,6 +261,69 @@ TEST(a_thread_keeps_blocks_of_several_sizes_and_streams_apart)
 }
 
 /* The host's frees are behind every stream, and it waits for none. */
+/* Requests of about a size share blocks, in a pool that need not hold what exactly fits. */
+TEST(a_block_serves_the_next_request_of_about_its_size)
+{
+    static const size_t sizes[] = {2100, 9000, 20000, 63000};
+    start(0);
+    nrm_stream *a = new_stream();
+    know(a);
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        void *ptr = take(sizes[i], a);
+        give(ptr, a);
+        CHECK(take(sizes[i] + sizes[i] / 100, a) == ptr);
+        give(ptr, a);
+    }
+    nrm_stream_release(a);
+    stop();
+}
+
+static const struct kept_size {
+    const char *name;
+    size_t nbytes;
+} kept_sizes[] = {
+    {"4 KiB", 4096}, {"9000 B", 9000}, {"20000 B", 20000}, {"64 KiB", 65536}};
+
+/* Whoever of them comes first, and when the other has taken all of its own. */
+TEST_EACH(blocks_of_one_size_are_kept_for_two_streams, kept_sizes)
+{
+    void *ptrs[2][2];
+    start(0);
+    nrm_stream *both[2] = {new_stream(), new_stream()};
+    for (int s = 0; s < 2; s++) {
+        know(both[s]);
+        for (int i = 0; i < 2; i++) {
+            ptrs[s][i] = take(row->nbytes, both[s]);
+        }
+    }
+    for (int s = 0; s < 2; s++) {
+        for (int i = 0; i < 2; i++) {
+            give(ptrs[s][i], both[s]);
+        }
+    }
+    CHECK_EQ(n_kept(pool), 4u);
+    uint64_t before = sim.call_count(NULL);
+    for (int round = 0; round < 4; round++) {
+        nrm_stream *stream = both[round % 2];
+        void *ptr = take(row->nbytes, stream);
+        CHECK(ptr == ptrs[round % 2][1]);
+        give(ptr, stream);
+    }
+    CHECK_EQ(sim.call_count(NULL), before);
+    CHECK_EQ(n_kept(pool), 4u);
+    for (int s = 0; s < 2; s++) {
+        for (int i = 1; i >= 0; i--) {
+            CHECK(take(row->nbytes, both[s]) == ptrs[s][i]);
+        }
+    }
+    for (int s = 0; s < 2; s++) {
+        give(ptrs[s][0], both[s]);
+        give(ptrs[s][1], both[s]);
+        nrm_stream_release(both[s]);
+    }
+    stop();
+}
+
 TEST(nothing_is_kept_for_the_host)
 {
     start(0);
