@@ -123,6 +123,7 @@ struct nrm__entry {
     struct nrm__block block;
     struct nrm__link link; /* in the retired list */
     uint64_t stamp;        /* there */
+    struct nrm__use *uses; /* there: what it also waits for, owned; or NULL */
 };
 
 nrm_status nrm__entry_create(struct nrm__entry **out);

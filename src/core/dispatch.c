@@ -16,6 +16,7 @@
 #include "base/error.h"
 #include "core/cache.h"
 #include "core/hooks.h"
+#include "core/known_uses.h"
 #include "core/pair.h"
 #include "core/short.h"
 #include "core/uses.h"
@@ -271,12 +272,14 @@ nrm__deallocate(nrm_resource *mr, const struct nrm__block *block, nrm_stream *st
         mr->ops->deallocate(mr, block, stream);
         return;
     }
-    if (holds_itself(mr)) {
+    bool retains = !holds_itself(mr);
+    struct nrm__block gone = *block;
+    if (block->segment == NULL || !nrm__retire_used(block)) {
         mr->ops->deallocate(mr, block, stream);
+    }
+    if (!retains) {
         return;
     }
-    struct nrm__block gone = *block;
-    mr->ops->deallocate(mr, block, stream);
     if (gone.segment == NULL && !is_retired_by_owner(mr)) {
         nrm__block_map_forget(&gone);
     }
@@ -326,6 +329,9 @@ nrm__reallocate_in_place(nrm_resource *mr, struct nrm__block *block,
 {
     size_t old_nbytes = block->nbytes;
     nrm_status status = NRM_NOT_SUPPORTED;
+    if (request->nbytes < old_nbytes && nrm__known_uses_has(block)) {
+        return status; /* the tail would not wait for them */
+    }
     if (mr->ops->reallocate != NULL) {
         status = mr->ops->reallocate(mr, block, request);
     }
@@ -606,6 +612,7 @@ nrm_block_find(const void *ptr, nrm_block_info *out)
         .nbytes = block.nbytes,
         .capacity = block.capacity,
         .reason = block.reason,
+        .uses = nrm__known_uses_count(block.ptr),
     };
     return NRM_OK;
 }

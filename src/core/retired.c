@@ -9,14 +9,29 @@
 #include "core/block_map.h"
 #include "core/capture.h"
 #include "core/hooks.h"
+#include "core/known_uses.h"
 #include "core/nodes.h"
 #include "core/uses.h"
 #include "cuda/driver.h"
 #include "os/fork.h"
+#include "os/system.h"
+
+enum {
+    N_ASKED = 32,           /* uses that the driver is asked about at a time */
+    PAUSE_FIRST_NS = 20000, /* between two looks; doubled up to ... */
+    PAUSE_LAST_NS = 500000,
+};
+
+#define BUDGET_MAX_NS UINT64_C(1000000000)
 
 static struct nrm__lock retired_lock = NRM__LOCK_INIT(NRM__RANK_RETIRED);
 static struct nrm__link retired = {&retired, &retired};
 static atomic_size_t n_retired;
+static atomic_size_t unasked_nbytes;      /* of them since the driver was asked */
+static atomic_bool waited_in_vain;        /* for known uses, and none has ended since */
+static atomic_uint_least64_t returned_ns; /* when such came back; 0: none is left */
+static atomic_uint_least64_t pace_ns;     /* that the GPU has lately needed for a MiB */
+static atomic_size_t n_used;              /* of them that wait for known uses */
 
 /* The entry of the block in the ordered table, or a new one for a block of a segment. */
 static struct nrm__entry *
@@ -28,8 +43,8 @@ entry_for(const struct nrm__block *block)
     return nrm__node_allocate(sizeof(struct nrm__entry));
 }
 
-void
-nrm__retire(const struct nrm__block *block, uint64_t stamp)
+static void
+retire(const struct nrm__block *block, uint64_t stamp, struct nrm__use *uses)
 {
     struct nrm__entry *entry = entry_for(block);
     if (entry == NULL) {
@@ -45,11 +60,32 @@ nrm__retire(const struct nrm__block *block, uint64_t stamp)
     nrm_resource_retain(block->owner);
     entry->block = *block;
     entry->stamp = stamp;
+    entry->uses = uses;
+    if (uses != NULL) {
+        atomic_fetch_add(&n_used, 1);
+        atomic_fetch_add(&unasked_nbytes, block->capacity);
+    }
     nrm__lock_acquire(&retired_lock);
     nrm__list_append(&retired, &entry->link);
     nrm__lock_release(&retired_lock);
     atomic_fetch_add(&n_retired, 1);
     nrm__background_wake();
+}
+
+void
+nrm__retire(const struct nrm__block *block, uint64_t stamp)
+{
+    retire(block, stamp, nrm__known_uses_take(block));
+}
+
+bool
+nrm__retire_used(const struct nrm__block *block)
+{
+    struct nrm__use *uses = nrm__known_uses_take(block);
+    if (uses != NULL) {
+        retire(block, 0, uses);
+    }
+    return uses != NULL;
 }
 
 size_t
@@ -67,6 +103,48 @@ nrm__retired_nbytes(const nrm_resource *owner)
     return nbytes;
 }
 
+/* Adds the first pending use of an entry, unless it is among the tags. */
+static size_t
+add_pending_locked(struct nrm__link *link, struct nrm__order_tag *tags, size_t n)
+{
+    const struct nrm__entry *entry = NRM__CONTAINER(link, struct nrm__entry, link);
+    struct nrm__order_tag tag = nrm__uses_first_pending(entry->uses);
+    bool is_new = tag.stream != NRM__ORDER_DONE.stream;
+    for (size_t i = 0; i < n && is_new; i++) {
+        is_new = tags[i].stream != tag.stream || tags[i].count != tag.count;
+    }
+    if (is_new) {
+        tags[n++] = tag;
+    }
+    return n;
+}
+
+/* Asks the driver about known uses, the oldest and the newest, with no lock held. What is
+   asked about for the first time is recorded: so each event covers what was freed since the
+   last, and not all that there is. */
+static void
+ask_about_uses(void)
+{
+    struct nrm__order_tag tags[N_ASKED + 1];
+    size_t n = 0;
+    if (atomic_load(&n_used) == 0 || nrm__cuda_is_forked()) {
+        return;
+    }
+    atomic_store(&unasked_nbytes, 0);
+    nrm__lock_acquire(&retired_lock);
+    for (struct nrm__link *link = retired.next; link != &retired && n < N_ASKED;
+         link = link->next) {
+        n = add_pending_locked(link, tags, n);
+    }
+    if (!nrm__list_is_empty(&retired)) {
+        n = add_pending_locked(retired.previous, tags, n);
+    }
+    nrm__lock_release(&retired_lock);
+    for (size_t i = 0; i < n; i++) {
+        nrm__use_poll(tags[i]);
+    }
+}
+
 /* Moves what is done to `ready`; the newest stamp of what is left, 0: nothing is. The
    GPU knows nothing of the pages of a forked child: there, everything is done. */
 static uint64_t
@@ -80,11 +158,12 @@ take_ready(struct nrm__link *ready)
     for (struct nrm__link *link = retired.next; link != &retired; link = next) {
         struct nrm__entry *entry = NRM__CONTAINER(link, struct nrm__entry, link);
         next = link->next;
-        if (forked || nrm__epoch_is_done(entry->stamp)) {
+        bool is_done = nrm__epoch_is_done(entry->stamp);
+        if (forked || (is_done && nrm__uses_are_done(entry->uses))) {
             nrm__list_remove(link);
             nrm__list_append(ready, link);
         }
-        else if (entry->stamp > newest) {
+        else if (!is_done && entry->stamp > newest) {
             newest = entry->stamp;
         }
     }
@@ -98,6 +177,11 @@ release_one(struct nrm__entry *entry)
     struct nrm__block block = entry->block;
     size_t nbytes = block.capacity;
     nrm_resource *owner = block.owner;
+    if (entry->uses != NULL) {
+        nrm__uses_drop(entry->uses);
+        atomic_store(&waited_in_vain, false);
+        atomic_fetch_sub(&n_used, 1);
+    }
     if (owner->ops->release_block != NULL) {
         owner->ops->release_block(owner, &block);
     }
@@ -127,6 +211,77 @@ release_all(struct nrm__link *ready)
     return nbytes;
 }
 
+/* What came back, and when, tells how fast the GPU is of late: the slowest counts, and is
+   forgotten by and by. */
+static void
+note_pace(size_t nbytes)
+{
+    uint64_t now = nrm__clock_ns();
+    uint64_t last = atomic_exchange(&returned_ns, atomic_load(&n_used) != 0 ? now : 0);
+    uint64_t pace = atomic_load(&pace_ns);
+    pace -= pace / 8;
+    if (last != 0) {
+        pace = nrm__max(pace, (now - last) * NRM__MIB / nrm__max(nbytes, NRM__MIB));
+    }
+    atomic_store(&pace_ns, pace);
+}
+
+static bool
+return_used(void)
+{
+    struct nrm__link ready;
+    ask_about_uses();
+    (void)take_ready(&ready);
+    size_t nbytes = release_all(&ready);
+    if (nbytes != 0) {
+        note_pace(nbytes);
+    }
+    return nbytes != 0;
+}
+
+/* An event may cover all that there is, so it can take as long as that. */
+static uint64_t
+allowed_ns(uint64_t limit_ns)
+{
+    size_t n_mib = nrm__retired_nbytes(NULL) / NRM__MIB + 1;
+    uint64_t budget = nrm__min(2 * atomic_load(&pace_ns) * n_mib, BUDGET_MAX_NS);
+    return nrm__max(limit_ns, budget);
+}
+
+bool
+nrm__retired_return_used(uint64_t limit_ns, bool insists)
+{
+    if (nrm__is_exiting() || atomic_load(&n_used) == 0) {
+        return false;
+    }
+    nrm__captures_reap();
+    bool returned = return_used();
+    if (returned || limit_ns == 0 || (!insists && atomic_load(&waited_in_vain))) {
+        return returned;
+    }
+    uint64_t start = nrm__clock_ns(), pause = PAUSE_FIRST_NS;
+    uint64_t most_ns = allowed_ns(limit_ns);
+    void *token = nrm__detach();
+    while (!returned && !nrm__is_exiting() && !nrm__epoch_is_lost() &&
+           nrm__clock_ns() - start < most_ns) {
+        nrm__sleep_ns(pause);
+        pause = pause < PAUSE_LAST_NS ? 2 * pause : pause;
+        returned = return_used();
+    }
+    nrm__attach(token);
+    atomic_store(&waited_in_vain, !returned);
+    return returned;
+}
+
+void
+nrm__retired_ask_about(size_t nbytes)
+{
+    if (atomic_load_explicit(&unasked_nbytes, memory_order_relaxed) >= nbytes &&
+        atomic_load(&n_used) != 0) {
+        (void)return_used();
+    }
+}
+
 size_t
 nrm__retired_release_done(void)
 {
@@ -135,6 +290,7 @@ nrm__retired_release_done(void)
         return 0;
     }
     (void)nrm__epoch_poll();
+    ask_about_uses();
     (void)take_ready(&ready);
     return release_all(&ready);
 }
@@ -149,6 +305,7 @@ nrm__retired_drain(uint64_t limit_ns)
         return 0;
     }
     (void)nrm__epoch_poll();
+    ask_about_uses();
     uint64_t newest = take_ready(&ready);
     size_t nbytes = release_all(&ready);
     if (newest > nrm__epoch_newest_recorded()) {

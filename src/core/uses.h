@@ -55,6 +55,19 @@ void nrm__epoch_warn_capture(int device);
    epoch is done, from a later allocation, trim or the background thread. */
 void nrm__retire(const struct nrm__block *block, uint64_t stamp);
 
+/* The same where the block has known uses (core/known_uses.h) that it must wait for, and
+   then only for them: its owner gets it back then, and stamps it. False: it has none. */
+bool nrm__retire_used(const struct nrm__block *block);
+
+/* Gives back what known uses kept, as far as it is done; waits for more of it, detached:
+   `limit_ns` long, or twice what the GPU needs at its pace of late, but not more than a
+   second; and not again before something came back, unless it `insists`. True when something
+   did. */
+bool nrm__retired_return_used(uint64_t limit_ns, bool insists);
+
+/* The same, without a wait, when so many bytes were given back since the driver was asked. */
+void nrm__retired_ask_about(size_t nbytes);
+
 /* Releases what is done, after closing an epoch if that is needed and nothing waits for
    it yet. Called by allocations that touch the driver anyway, by trim and by the
    background thread. With `limit_ns` waits as nrm__epoch_wait does. Returns bytes. */

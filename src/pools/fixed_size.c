@@ -22,6 +22,7 @@
 #include "base/assert.h"
 #include "base/bits.h"
 #include "base/error.h"
+#include "core/known_uses.h"
 #include "core/nodes.h"
 #include "core/uses.h"
 #include "nrm/options.h"
@@ -245,6 +246,9 @@ find_memory(struct nrm__fixed_size *fixed, const struct nrm__request *request,
             wait_for_epoch(fixed, fixed->wait_limit_ns)) {
             continue;
         }
+        if (nrm__retired_return_used(0, false)) {
+            continue;
+        }
         nrm_status status = grow(fixed);
         if (status == NRM_OK) {
             continue;
@@ -426,7 +430,8 @@ fixed_size_statistics(nrm_resource *mr, nrm_statistics *out)
     struct nrm__fixed_size *fixed = fixed_from(mr);
     nrm__lock_acquire(&fixed->lock);
     out->reserved_bytes += (int64_t)fixed->reserved_nbytes;
-    out->parked_bytes += (int64_t)(fixed->n_parked * fixed->shape.block_nbytes);
+    out->parked_bytes += (int64_t)(fixed->n_parked * fixed->shape.block_nbytes +
+                                   nrm__retired_nbytes(mr));
     out->epochs += fixed->n_epochs;
     out->waits += fixed->n_waits;
     nrm__lock_release(&fixed->lock);
@@ -501,10 +506,8 @@ static void
 set_policy(struct nrm__fixed_size *fixed, nrm_reuse reuse)
 {
     nrm_kind kind = fixed->base.kind;
-    bool immediate = reuse == NRM_REUSE_DEFAULT ? nrm_option_get(NRM_OPT_REUSE) == 1
-                                                : reuse == NRM_REUSE_IMMEDIATE;
-    fixed->tracked = (kind == NRM_KIND_PINNED || kind == NRM_KIND_MANAGED) &&
-                     !immediate;
+    fixed->tracked = nrm__reuse_set(&fixed->base, reuse) == NRM_REUSE_CONTEXT &&
+                     (kind == NRM_KIND_PINNED || kind == NRM_KIND_MANAGED);
     fixed->epoch_nbytes = (size_t)nrm_option_get(NRM_OPT_EPOCH_NBYTES);
     fixed->parked_limit = (size_t)nrm_option_get(NRM_OPT_PARKED_LIMIT);
     fixed->wait_limit_ns = (uint64_t)nrm_option_get(NRM_OPT_WAIT_LIMIT);

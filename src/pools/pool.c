@@ -32,6 +32,7 @@
 #include "base/error.h"
 #include "core/capture.h"
 #include "core/hooks.h"
+#include "core/known_uses.h"
 #include "core/nodes.h"
 #include "core/slab.h"
 #include "core/uses.h"
@@ -116,6 +117,9 @@ prepare(struct nrm__pool *pool)
     if (pool->tracked) {
         nrm__pool_close_full_epoch(pool);
         nrm__pool_reclaim_idle(pool);
+    }
+    else if (pool->base.flags & NRM__OPS_RECORDED) {
+        nrm__retired_ask_about(pool->epoch_nbytes);
     }
     return nrm__pool_check_usable(&pool->base);
 }
@@ -603,6 +607,7 @@ pool_statistics(nrm_resource *mr, nrm_statistics *out)
     out->segments_ahead += pool->ahead.n_segments;
     out->failures_ahead += pool->ahead.n_failures;
     nrm__lock_release(&pool->lock);
+    out->parked_bytes += (int64_t)nrm__retired_nbytes(mr);
 }
 
 static void
@@ -757,7 +762,8 @@ set_policy(struct nrm__pool *pool, const nrm_pool_options *options)
 {
     nrm_kind kind = pool->base.kind;
     bool gpu_visible = kind == NRM_KIND_PINNED || kind == NRM_KIND_MANAGED;
-    pool->tracked = gpu_visible && !is_immediate(options);
+    pool->tracked = nrm__reuse_set(&pool->base, options->reuse) == NRM_REUSE_CONTEXT &&
+                    gpu_visible;
     pool->block_nbytes = sizeof(struct nrm__pool_block);
     pool->alignment = nrm__kind_alignment(kind);
     pool->granule = kind == NRM_KIND_HOST ? HOST_GRANULE : nrm__kind_alignment(kind);

@@ -11,6 +11,7 @@
 #include "base/assert.h"
 #include "base/bits.h"
 #include "base/error.h"
+#include "core/known_uses.h"
 #include "core/uses.h"
 #include "os/memory.h"
 #include "os/system.h"
@@ -290,6 +291,23 @@ hold_back(struct search *search)
     return false;
 }
 
+/* What waited for its known uses alone (core/known_uses.h). */
+static bool
+take_used(struct search *search)
+{
+    struct nrm__pool *pool = search->pool;
+    size_t limit = nrm__max(pool->parked_limit,
+                            PARKED_BLOCKS * nrm__min(search->nbytes, NRM__GIB));
+    if (!(pool->base.flags & NRM__OPS_RECORDED)) {
+        return false;
+    }
+    if (nrm__retired_return_used(0, false) && look(search)) {
+        return true;
+    }
+    return may_wait(search) && nrm__retired_nbytes(&pool->base) > limit &&
+           nrm__retired_return_used(pool->wait_limit_ns, false) && look(search);
+}
+
 static nrm_status
 grow_once(struct search *search)
 {
@@ -378,6 +396,24 @@ wait_when_full(struct search *search)
     return false;
 }
 
+static bool
+wait_for_used(struct search *search)
+{
+    struct nrm__pool *pool = search->pool;
+    bool insists = pool->waits_when_full;
+    uint64_t wait_ns = insists            ? UINT64_MAX
+                       : may_wait(search) ? pool->wait_limit_ns
+                                          : 0;
+    while (search->status == NRM_OUT_OF_MEMORY && wait_ns != 0 &&
+           nrm__retired_nbytes(&pool->base) != 0 &&
+           nrm__retired_return_used(wait_ns, insists)) {
+        if (look(search)) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /*
  * Takes one step after the other, each once. It ends: `grow` has a bound, and the two that
  * wait go on only when an epoch more is done than before, and until the one is that was
@@ -388,8 +424,9 @@ static nrm_status
 climb(struct search *search)
 {
     static bool (*const steps[])(struct search *) = {
-        promote,     promote_unclosed, take_own, await_decay, hold_back,
-        grow,        look_anywhere,    drain,    exchange,    wait_when_full,
+        promote,     promote_unclosed, take_own,       await_decay,
+        hold_back,   take_used,        grow,           look_anywhere,
+        drain,       exchange,         wait_when_full, wait_for_used,
         await_decay,
     };
     search->status = NRM_OUT_OF_MEMORY;

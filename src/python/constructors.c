@@ -170,7 +170,7 @@ static nrm_resource *
 construct_pool(struct module_state *state, PyObject **values,
                void **Py_UNUSED(callbacks))
 {
-    static const char *const reuse_words[] = {"context", "immediate", NULL};
+    static const char *const reuse_words[] = {"context", "immediate", "recorded", NULL};
     static const char *const exhausted_words[] = {"error", "wait", NULL};
     static const char *const segments_words[] = {"vmm", "alloc", NULL};
     nrm_pool_options options = NRM_OPTIONS(nrm_pool_options);
@@ -192,7 +192,7 @@ construct_pool(struct module_state *state, PyObject **values,
         if (arg_choice(values[3], "reuse", reuse_words, &choice) < 0) {
             return NULL;
         }
-        options.reuse = choice == 0 ? NRM_REUSE_CONTEXT : NRM_REUSE_IMMEDIATE;
+        options.reuse = (nrm_reuse)(NRM_REUSE_CONTEXT + choice); /* in that order */
     }
     if (!arg_is_none(values[4]) &&
         arg_nbytes(values[4], "parked_limit", &options.parked_limit) < 0) {

@@ -10,6 +10,7 @@ typedef enum nrm_reuse {
     NRM_REUSE_DEFAULT,   /* the option's value */
     NRM_REUSE_CONTEXT,   /* after everything submitted before the free is done */
     NRM_REUSE_IMMEDIATE, /* at once: only for programs that synchronise themselves */
+    NRM_REUSE_RECORDED,  /* after its known uses (nrm/uses.h), which decide alone */
 } nrm_reuse;
 
 typedef enum nrm_on_exhausted {

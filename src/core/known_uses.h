@@ -1,0 +1,51 @@
+/*
+ * Known uses of live blocks, by the address that a block starts at; see nrm/uses.h.
+ *
+ * A use is a tag of stream order (core/order.h): a value that stays true when its stream
+ * ends, and that costs no call of the driver for streams that stay. A block that is given
+ * back takes its uses with it (nrm__known_uses_take) to the retired list, where it waits for
+ * them. Under the default policy only those are waited for that the context epochs do not
+ * cover, as each block waits for its epoch as well: so the usual free takes the usual way.
+ */
+#ifndef NRM_CORE_KNOWN_USES_H
+#define NRM_CORE_KNOWN_USES_H
+
+#include "core/ops.h"
+#include "core/order.h"
+#include "nrm/pools.h"
+#include "nrm/uses.h"
+
+struct nrm__use;
+
+/* False until the first use is noted. */
+extern atomic_bool nrm__known_uses_any;
+
+/* For constructors of pools: notes the policy, or the option's, and returns it. */
+nrm_reuse nrm__reuse_set(nrm_resource *mr, nrm_reuse reuse);
+
+/* Those of a claimed block that it has to wait for, in a list that the caller owns; NULL:
+   none. The others are forgotten. Calls no driver, takes no lock that is held for long. */
+struct nrm__use *nrm__known_uses_take(const struct nrm__block *block);
+
+/* The uses of a claimed block that is live again (it was resized), or moved. */
+bool nrm__known_uses_has(const struct nrm__block *block);
+
+/* A few atomic loads for each. */
+bool nrm__uses_are_done(const struct nrm__use *uses);
+
+/* The first that is not done; NRM__ORDER_DONE: all are. */
+struct nrm__order_tag nrm__uses_first_pending(const struct nrm__use *uses);
+
+/* Asks the driver about a tag of a use. In the background thread it records nothing. */
+void nrm__use_poll(struct nrm__order_tag tag);
+
+/* NULL is fine. */
+void nrm__uses_drop(struct nrm__use *uses);
+
+/* How many are not known to be done, of the block that starts there. Asks nobody. */
+unsigned nrm__known_uses_count(const void *start);
+
+/* Closes the uses in contexts that are not primary and whose work is done. Queries only. */
+void nrm__foreign_uses_reap(void);
+
+#endif

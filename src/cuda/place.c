@@ -1,0 +1,109 @@
+/*
+ * A stream that somebody created knows its context; the handles 0, 1 and 2 mean the current
+ * one. Contexts are known by what stands for a device among those that we retain; a primary
+ * context that others have made is retained to be known.
+ *
+ * An event belongs to the context that was current when it was made. Those of contexts that
+ * are not primary are made for one use and destroyed after it: there is no pool of them, as
+ * nobody tells us when such a context ends.
+ */
+#include "cuda/place.h"
+
+enum { N_SPECIAL_HANDLES = 3 };
+
+/* -1: it is the primary one of no device. */
+static int
+device_of(nrm_CUcontext context)
+{
+    int devices[NRM__MAX_DEVICES];
+    int found = nrm__cuda_device_of(context);
+    int n = found < 0 ? nrm__cuda_active_devices(devices) : 0;
+    for (int i = 0; i < n && found < 0; i++) {
+        struct nrm__cuda_scope scope;
+        if (nrm__cuda_enter_existing(devices[i], &scope) == NRM_OK) {
+            nrm__cuda_leave(&scope);
+            found = nrm__cuda_device_of(context);
+        }
+    }
+    return found;
+}
+
+nrm_status
+nrm__cuda_stream_place(uintptr_t handle, struct nrm__cuda_place *out)
+{
+    struct nrm__cuda_place place = {.device = -1};
+    const struct nrm__driver *driver = nrm__cuda_driver();
+    if (driver == NULL || nrm__cuda_is_exiting()) {
+        *out = place;
+        return NRM_OK;
+    }
+    nrm_CUresult code =
+        handle < N_SPECIAL_HANDLES
+            ? driver->cuCtxGetCurrent(&place.context)
+            : driver->cuStreamGetCtx((nrm_CUstream)handle, &place.context);
+    if (nrm__cuda_is_destroyed(code)) {
+        place.context = NULL; /* and its work with it */
+    }
+    else if (code != NRM_CUDA_SUCCESS) {
+        return nrm__cuda_error(code, "the context of stream 0x%zx", (size_t)handle);
+    }
+    if (place.context != NULL) {
+        place.device = device_of(place.context);
+    }
+    *out = place;
+    return NRM_OK;
+}
+
+static nrm_CUresult
+record(const struct nrm__driver *driver, uintptr_t handle, nrm_CUevent *out)
+{
+    nrm_CUevent event = NULL;
+    nrm_CUresult code = driver->cuEventCreate(&event, NRM_CU_EVENT_DISABLE_TIMING);
+    if (code != NRM_CUDA_SUCCESS) {
+        return code;
+    }
+    code = driver->cuEventRecord(event, (nrm_CUstream)handle);
+    if (code != NRM_CUDA_SUCCESS) {
+        (void)driver->cuEventDestroy(event); /* the record's error is told */
+        return code;
+    }
+    *out = event;
+    return NRM_CUDA_SUCCESS;
+}
+
+nrm_status
+nrm__cuda_foreign_record(const struct nrm__cuda_place *place, uintptr_t handle,
+                         nrm_CUevent *out)
+{
+    const struct nrm__driver *driver = nrm__cuda_driver();
+    nrm_CUcontext popped;
+    nrm_CUstreamCaptureMode mode = nrm__cuda_relax(driver);
+    nrm_CUresult code = driver->cuCtxPushCurrent(place->context);
+    if (code == NRM_CUDA_SUCCESS) {
+        code = record(driver, handle, out);
+        (void)driver->cuCtxPopCurrent(&popped); /* what was pushed is there */
+    }
+    nrm__cuda_unrelax(driver, mode);
+    return code == NRM_CUDA_SUCCESS
+               ? NRM_OK
+               : nrm__cuda_error(code, "an event on stream 0x%zx", (size_t)handle);
+}
+
+bool
+nrm__cuda_foreign_end(nrm_CUevent event)
+{
+    const struct nrm__driver *driver = nrm__cuda_driver();
+    if (driver == NULL || nrm__cuda_is_exiting()) {
+        return false;
+    }
+    nrm_CUstreamCaptureMode mode = nrm__cuda_relax(driver);
+    nrm_CUresult code = driver->cuEventQuery(event);
+    bool is_done = code == NRM_CUDA_SUCCESS;
+    if (is_done) {
+        (void)driver->cuEventDestroy(event); /* an event that is done is of no use */
+    }
+    nrm__cuda_unrelax(driver, mode);
+    return is_done || nrm__cuda_is_destroyed(code) ||
+           code == NRM_CUDA_ERROR_INVALID_HANDLE ||
+           code == NRM_CUDA_ERROR_INVALID_CONTEXT;
+}

@@ -1,0 +1,28 @@
+/*
+ * Which context a stream is in, and events of contexts that are not primary: for uses of
+ * memory that the context epochs do not see.
+ */
+#ifndef NRM_CUDA_PLACE_H
+#define NRM_CUDA_PLACE_H
+
+#include "cuda/context.h"
+
+struct nrm__cuda_place {
+    nrm_CUcontext context; /* NULL: none is current, so nothing was submitted there */
+    int device;            /* whose primary context it is; -1: of none */
+};
+
+/* Where the stream of a handle is. Two calls that never block, unless the context is a
+   primary one that we see for the first time: detached, no lock held. NRM_CUDA_ERROR: the
+   handle is that of no stream, as far as the driver can tell. */
+nrm_status nrm__cuda_stream_place(uintptr_t handle, struct nrm__cuda_place *out);
+
+/* A new event behind everything submitted to the stream in its context. Detached. */
+nrm_status nrm__cuda_foreign_record(const struct nrm__cuda_place *place,
+                                    uintptr_t handle, nrm_CUevent *out);
+
+/* Whether it is done, or its context gone; then it is destroyed. cuEventQuery and
+   cuEventDestroy only, which never block. */
+bool nrm__cuda_foreign_end(nrm_CUevent event);
+
+#endif
