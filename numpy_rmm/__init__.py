@@ -36,6 +36,7 @@ try:
         last_error,
         memory_kind,
         pin,
+        record_use,
         trim,
     )
 except ModuleNotFoundError as error:
@@ -101,6 +102,7 @@ __all__ = [
     "options",
     "pin",
     "pinned",
+    "record_use",
     "registry",
     "reset_handler",
     "set_handler",

@@ -201,7 +201,7 @@ class PoolMemoryResource(MemoryResource):
         initial_pool_size: _Size | None = None,
         maximum_pool_size: _Size | None = None,
         *,
-        reuse: Literal["context", "immediate"] | None = None,
+        reuse: Literal["context", "immediate", "recorded"] | None = None,
         parked_limit: _Size | None = None,
         wait_limit: float | str | None = None,
         on_exhausted: Literal["error", "wait"] | None = None,
@@ -326,7 +326,7 @@ class ArrayInfo(
         int | None,
         int | None,
         int | None,
-        int,
+        tuple[str, ...],
         int,
         str | None,
         bool,
@@ -372,7 +372,7 @@ class ArrayInfo(
     @property
     def device(self) -> int | None: ...
     @property
-    def uses(self) -> int: ...
+    def uses(self) -> tuple[str, ...]: ...
     @property
     def views(self) -> int: ...
     @property
@@ -386,6 +386,10 @@ def get_handler_name(array: NDArray[Any] | None = None, /) -> str | None: ...
 def memory_kind(array: NDArray[Any], /) -> _MemoryKind: ...
 def is_pinned(array: NDArray[Any], /) -> bool: ...
 def array_info(array: NDArray[Any], /) -> ArrayInfo: ...
+def record_use(
+    array_or_pointer: NDArray[Any] | _Index,
+    stream: Stream | _HasCudaStream | int,
+) -> None: ...
 
 # ---- page-locking in place ----
 

@@ -25,7 +25,7 @@ def test_numpys_own_memory_is_host_memory() -> None:
         info.resource is info.block_address is info.block_nbytes is info.reason is None
     )
     assert (info.address, info.nbytes) == (array.ctypes.data, 800)
-    assert info.views == info.uses == 0
+    assert (info.views, info.uses) == (0, ())
 
 
 def test_memory_of_each_resource(handler: numpy_rmm.Handler) -> None:

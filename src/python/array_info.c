@@ -17,6 +17,7 @@
 #include "python/errors.h"
 #include "python/handler.h"
 #include "python/memory_resource.h"
+#include "python/uses.h"
 
 /* What the walk from a view to its owner found. */
 struct owner {
@@ -208,6 +209,19 @@ kind_of(PyObject *object)
     return place.kind;
 }
 
+const char *
+array_info_kind(PyObject *array)
+{
+    return kind_of(array);
+}
+
+const void *
+array_info_address(PyObject *array)
+{
+    struct owner owner = find_owner((PyArrayObject *)array);
+    return PyArray_DATA(owner.array != NULL ? owner.array : (PyArrayObject *)array);
+}
+
 static PyObject *
 memory_kind(PyObject *Py_UNUSED(module), PyObject *object)
 {
@@ -240,7 +254,7 @@ static PyStructSequence_Field array_info_fields[] = {
     {"page_nbytes", "of the memory pages; None: not known"},
     {"numa_node", "of the block's first page; None: not known"},
     {"device", "ordinal of the device, or None"},
-    {"uses", "known uses by the GPU that are pending"},
+    {"uses", "names of the streams whose known uses of the block are pending"},
     {"views", "walked over to the array that owns the data"},
     {"reason", "why the memory is not what the handler is named after, or None"},
     {"simulated", "whether the CUDA driver is the simulated one"},
@@ -285,7 +299,7 @@ describe_block(struct module_state *state, PyObject *info, const struct owner *o
     PyStructSequence_SetItem(
         info, 10,
         block->device != NRM_DEVICE_NONE ? PyLong_FromLong(block->device) : none());
-    PyStructSequence_SetItem(info, 11, PyLong_FromUnsignedLong(block->uses));
+    PyStructSequence_SetItem(info, 11, uses_names(block->ptr));
     if (reason[0] != '\0') {
         PyStructSequence_SetItem(
             info, 13,
@@ -316,7 +330,7 @@ make_info(struct module_state *state, PyArrayObject *array, const struct owner *
     PyStructSequence_SetItem(info, 12, PyLong_FromLong(owner->n_views));
     PyStructSequence_SetItem(info, 14, PyBool_FromLong(nrm__cuda_is_simulated()));
     if (!block.resource) {
-        PyStructSequence_SetItem(info, 11, PyLong_FromLong(0));
+        PyStructSequence_SetItem(info, 11, PyTuple_New(0));
     }
     if (PyErr_Occurred()) {
         Py_DECREF(info);

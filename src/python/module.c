@@ -21,6 +21,7 @@
 #include "python/statistics.h"
 #include "python/stream.h"
 #include "python/system_info.h"
+#include "python/uses.h"
 
 /* Every object that the state holds, in the order of struct module_state. */
 #define FOR_EACH_OBJECT(X, state)                                                      \
@@ -76,10 +77,12 @@ static int
 add_functions(PyObject *module)
 {
     PyMethodDef *const tables[] = {
-        errors_methods,     memory_resource_functions, resource_functions,
-        handler_functions,  registry_methods,          options_methods,
-        array_info_methods, cuda_query_methods,        system_info_methods,
-        stream_functions,
+        errors_methods,      memory_resource_functions,
+        resource_functions,  handler_functions,
+        registry_methods,    options_methods,
+        array_info_methods,  cuda_query_methods,
+        system_info_methods, stream_functions,
+        uses_functions,
     };
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) {
         if (PyModule_AddFunctions(module, tables[i]) < 0) {

@@ -47,7 +47,7 @@ TEST(the_defaults_are_those_of_the_table)
     CHECK_STR_EQ(info.text, "20 ms");
     nrm_option_info_get(NRM_OPT_REUSE, &info);
     CHECK_STR_EQ(info.text, "context");
-    CHECK_STR_EQ(info.choices, "context|immediate");
+    CHECK_STR_EQ(info.choices, "context|immediate|recorded");
     nrm_option_info_get(NRM_OPT_DEBUG, &info);
     CHECK_STR_EQ(info.text, "false");
     CHECK_STR_EQ(info.choices, "");

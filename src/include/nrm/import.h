@@ -28,6 +28,7 @@
 #include "nrm/resource.h"
 #include "nrm/sources.h"
 #include "nrm/stream.h"
+#include "nrm/uses.h"
 
 #define NRM_C_API_CAPSULE "numpy_rmm._core._C_API"
 
@@ -99,7 +100,11 @@
     X(pool_add_peer, nrm_status, (nrm_resource * mr, int device))                      \
     X(pin_create, nrm_status,                                                          \
       (void *ptr, size_t nbytes, const nrm_pin_options *options, nrm_pin **out))       \
-    X(pin_destroy, void, (nrm_pin * pin))
+    X(pin_destroy, void, (nrm_pin * pin))                                              \
+    X(block_uses, nrm_status,                                                          \
+      (const void *ptr, nrm_use *out, size_t capacity, size_t *out_n))                 \
+    X(record_use, nrm_status, (const void *ptr, nrm_stream *stream))                   \
+    X(record_use_on_handle, nrm_status, (const void *ptr, uintptr_t handle))
 
 struct nrm_functions {
     size_t size; /* of the table in the installed numpy_rmm */
