@@ -215,7 +215,7 @@ cuMemcpy2DAsync_v2(const nrm_CUDA_MEMCPY2D *request, nrm_CUstream stream)
 {
     SIM_BEGIN(call, cuMemcpy2DAsync, SIM_PTR(request), SIM_PTR(stream));
     const nrm_CUDA_MEMCPY2D *r = request;
-    struct sim_copy planar;
+    struct sim_copy planar = {0};
     enum side dst;
     enum side src;
     if (r == NULL ||
