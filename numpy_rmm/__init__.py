@@ -26,6 +26,7 @@ try:
         ErrorInfo,
         Handler,
         OutOfMemoryError,
+        Pending,
         ResourceStatistics,
         Stream,
         __version__,
@@ -50,6 +51,7 @@ except ModuleNotFoundError as error:
 if TYPE_CHECKING:
     from numpy_rmm import mr, testing
     from numpy_rmm._capture import stream_capture
+    from numpy_rmm._copy import copyto
     from numpy_rmm._creation import (
         empty_like_pinned,
         empty_pinned,
@@ -81,12 +83,14 @@ __all__ = [
     "ErrorInfo",
     "Handler",
     "OutOfMemoryError",
+    "Pending",
     "ResourceStatistics",
     "Statistics",
     "Stream",
     "__version__",
     "array_info",
     "assert_active",
+    "copyto",
     "empty_like_pinned",
     "empty_pinned",
     "get_handler",
@@ -119,6 +123,7 @@ _MODULES = {"mr", "testing"}
 _PLACES = {
     "Statistics": "_statistics",
     "assert_active": "_handlers",
+    "copyto": "_copy",
     "empty_like_pinned": "_creation",
     "empty_pinned": "_creation",
     "get_include": "_include",

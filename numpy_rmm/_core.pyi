@@ -404,6 +404,39 @@ class pin:
     def __enter__(self) -> pin: ...
     def __exit__(self, /, *exception: object) -> None: ...
 
+# ---- copies ----
+
+@final
+class Pending:
+    @property
+    def done(self) -> bool: ...
+    def wait(self) -> None: ...
+    def result(self) -> Any: ...
+
+def _copy_submit(
+    dst: object,
+    src: object,
+    between: object,
+    dst_address: int,
+    src_address: int,
+    direction: int,
+    itemsize: int,
+    shape: tuple[int, ...],
+    dst_strides: tuple[int, ...],
+    src_strides: tuple[int, ...],
+    stream: Stream,
+    /,
+) -> Pending: ...
+def _copy_plan(
+    itemsize: int,
+    shape: tuple[int, ...],
+    dst_strides: tuple[int, ...],
+    src_strides: tuple[int, ...],
+    /,
+) -> tuple[int, int, int]: ...
+def _copy_done(dst: object, src: object, /) -> Pending: ...
+def _copy_wait_for(stream: Stream, producer: int, /) -> None: ...
+
 # ---- options ----
 
 def _option_get(name: str, /) -> _Value: ...

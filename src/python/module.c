@@ -14,6 +14,7 @@
 #include "python/interpreter.h"
 #include "python/memory_resource.h"
 #include "python/options.h"
+#include "python/pending.h"
 #include "python/pin.h"
 #include "python/registry.h"
 #include "python/resource_methods.h"
@@ -32,6 +33,7 @@
     X((state)->statistics_type)                                                        \
     X((state)->error_info_type)                                                        \
     X((state)->array_info_type)                                                        \
+    X((state)->pending_type)                                                           \
     X((state)->out_of_memory_error)                                                    \
     X((state)->cuda_error)                                                             \
     X((state)->cuda_unavailable_error)                                                 \
@@ -82,7 +84,7 @@ add_functions(PyObject *module)
         registry_methods,    options_methods,
         array_info_methods,  cuda_query_methods,
         system_info_methods, stream_functions,
-        uses_functions,
+        uses_functions,      pending_functions,
     };
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) {
         if (PyModule_AddFunctions(module, tables[i]) < 0) {
@@ -106,10 +108,10 @@ module_exec(PyObject *module)
         return -1;
     }
     static int (*const steps[])(PyObject *) = {
-        errors_init,   interpreter_init,  builtin_init,
-        stream_init,   statistics_init,   memory_resource_init,
-        registry_init, handler_type_init, array_info_init,
-        pin_init,      c_api_init,        add_functions,
+        errors_init,     interpreter_init,     builtin_init,  stream_init,
+        statistics_init, memory_resource_init, registry_init, handler_type_init,
+        array_info_init, pending_init,         pin_init,      c_api_init,
+        add_functions,
     };
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
         if (steps[i](module) < 0) {

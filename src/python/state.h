@@ -26,6 +26,7 @@ struct module_state {
     PyTypeObject *statistics_type;
     PyTypeObject *error_info_type;
     PyTypeObject *array_info_type;
+    PyTypeObject *pending_type;
 
     PyObject *out_of_memory_error;
     PyObject *cuda_error;

@@ -1,0 +1,68 @@
+/*
+ * Copies between strided arrays, of which at least one is the driver's: as few calls of the
+ * driver as the strides allow, on a stream, and an event behind them.
+ */
+#ifndef NRM_CORE_TRANSFER_H
+#define NRM_CORE_TRANSFER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "cuda/abi.h"
+#include "nrm/status.h"
+
+#define NRM__TRANSFER_MAX_DIMS 64
+
+enum nrm__direction {
+    NRM__TO_DEVICE, /* the source is host memory, of any kind */
+    NRM__TO_HOST,   /* the destination is */
+    NRM__WITHIN,    /* neither: what devices can access */
+};
+
+/* Each axis has a length and, on each side, a stride in bytes, which may be negative or 0.
+   No byte of the one side is one of the other's. */
+struct nrm__transfer {
+    char *dst;
+    const char *src;
+    enum nrm__direction direction;
+    size_t itemsize;
+    int n_dims;
+    size_t shape[NRM__TRANSFER_MAX_DIMS];
+    ptrdiff_t dst_strides[NRM__TRANSFER_MAX_DIMS];
+    ptrdiff_t src_strides[NRM__TRANSFER_MAX_DIMS];
+};
+
+/* How a transfer is cut: `n_calls` calls, each of `n_rows` rows of `width` bytes. */
+struct nrm__transfer_plan {
+    size_t n_calls; /* 0: there is nothing to copy */
+    size_t n_rows;
+    size_t width;
+    ptrdiff_t dst_pitch, src_pitch; /* bytes from row to row */
+};
+
+/* Brings the axes into the order in which they lie in memory, and merges those that are one:
+   the same elements go to the same places. What is left besides rows stays in the axes. */
+void nrm__transfer_plan(struct nrm__transfer *transfer, struct nrm__transfer_plan *out);
+
+/*
+ * Submits the copy to the stream of a handle, in its context; 0, 1 and 2 mean streams of the
+ * current context, else of that which a request would choose. Pageable memory may make it
+ * wait. *out_event lies behind it, for the caller to drop (nrm__transfer_drop); NULL with
+ * *out_captured: the stream is being captured. Detached, no lock held. When it fails part of
+ * it may have been submitted, and was waited for.
+ */
+nrm_status nrm__transfer_submit(const struct nrm__transfer *transfer, uintptr_t handle,
+                                nrm_CUevent *out_event, bool *out_captured);
+
+/* Work that is submitted to `handle` from now on comes behind what `producer` has been given.
+   Detached. */
+nrm_status nrm__transfer_wait_for(uintptr_t handle, uintptr_t producer);
+
+/* NRM_OK: it is done. NRM_NOT_FOUND (not recorded): not yet. With `waits`, detached, as long
+   as it takes. */
+nrm_status nrm__transfer_query(nrm_CUevent event, bool waits);
+
+/* The event is of no use any more, done or not; never blocks. */
+void nrm__transfer_drop(nrm_CUevent event);
+
+#endif
