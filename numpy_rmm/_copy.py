@@ -45,7 +45,15 @@ class _HasCudaStream(Protocol):
 class _Side:
     """One end of a copy: where its elements lie, and who said so."""
 
-    __slots__ = ("address", "dtype", "owner", "producer", "readonly", "shape", "strides")
+    __slots__ = (
+        "address",
+        "dtype",
+        "owner",
+        "producer",
+        "readonly",
+        "shape",
+        "strides",
+    )
 
     def __init__(
         self,
@@ -115,11 +123,19 @@ def _of_interface(name: str, value: object, interface: dict[str, Any]) -> _Side:
     producer = interface.get("stream")
     if producer == 0:
         raise ValueError(
-            f"{name}: stream 0 of __cuda_array_interface__ is ambiguous; 1 is the legacy "
-            "default stream, and 2 the per-thread one"
+            f"{name}: stream 0 of __cuda_array_interface__ is ambiguous; 1 is the "
+            "legacy default stream, and 2 the per-thread one"
         )
     address, readonly = interface["data"]
     return _Side(value, address or 0, dtype, shape, strides, readonly, producer)
+
+
+def _is_address(value: object) -> bool:
+    return (
+        not isinstance(value, np.ndarray)
+        and not hasattr(value, "__cuda_array_interface__")
+        and hasattr(value, "__index__")
+    )
 
 
 def _read(name: str, value: Any, other: Any) -> _Side:
@@ -133,24 +149,20 @@ def _read(name: str, value: Any, other: Any) -> _Side:
             value.strides,
             not value.flags.writeable,
         )
-    interface = getattr(value, "__cuda_array_interface__", None)
-    if interface is not None:
-        return _of_interface(name, value, interface)
-    if hasattr(value, "__index__") and not hasattr(other, "__index__"):
+    if _is_address(value):
+        if _is_address(other):
+            raise TypeError("copyto: of two addresses, none says a shape and a dtype")
         address = operator.index(value)
         if address < 0 or address >= 1 << 64:
             raise ValueError(f"{name}: {address} is no address")
-        like = _read("src" if name == "dst" else "dst", other, value)
+        like = _read("src" if name == "dst" else "dst", other, None)
         return _Side(value, address, like.dtype, like.shape)
+    interface = getattr(value, "__cuda_array_interface__", None)
+    if interface is not None:
+        return _of_interface(name, value, interface)
     raise TypeError(
-        f"{name} must be a numpy.ndarray, an object with __cuda_array_interface__, or, "
-        f"where the other one is not, an address (int); not {type(value).__name__}"
-    )
-
-
-def _is_address(value: object) -> bool:
-    return not isinstance(value, np.ndarray) and not hasattr(
-        value, "__cuda_array_interface__"
+        f"{name} must be a numpy.ndarray, an object with __cuda_array_interface__ or "
+        f"an address (int), not {type(value).__name__}"
     )
 
 
@@ -248,8 +260,9 @@ def _start(dst: _Side, src: _Side, stream: _core.Stream) -> _core.Pending:
         return _core._copy_done(dst.owner, src.owner)
     if 0 in dst.shape or dst.dtype.itemsize == 0:
         return _core._copy_done(dst.owner, src.owner)
-    for producer in {dst.producer, src.producer} - {None, stream.handle}:
-        _core._copy_wait_for(stream, producer)
+    for side in (dst, src):
+        if side.producer is not None and side.producer != stream.handle:
+            _core._copy_wait_for(stream, side.producer)
     has_host = dst.array is not None or src.array is not None
     if dst.overlaps(src):
         if (dst.address, dst.strides) == (src.address, src.strides):
@@ -314,11 +327,12 @@ def copyto(
 
     Notes
     -----
-    The use of pinned and managed memory is noted, as by :func:`record_use`. A copy is as
-    few calls of the driver as the strides allow. A host array that would fall into many
-    small pieces goes over a contiguous buffer, and so do arrays that overlap; a copy to
-    the host over a buffer is waited for in any case. With pageable host memory the driver
-    may wait in the call: only page-locked memory is copied while the program goes on.
+    The use of pinned and managed memory is noted, as by :func:`record_use`. A copy is
+    as few calls of the driver as the strides allow. A host array that would fall into
+    many small pieces goes over a contiguous buffer, and so do arrays that overlap; a
+    copy to the host over a buffer is waited for in any case. With pageable host memory
+    the driver may wait in the call: only page-locked memory is copied while the program
+    goes on.
 
     Examples
     --------
@@ -332,8 +346,6 @@ def copyto(
         if stream is None:
             raise TypeError("stream must be a Stream, an int or have __cuda_stream__")
         stream = _core.Stream(stream)
-    if _is_address(dst) and _is_address(src) and hasattr(dst, "__index__"):
-        raise TypeError("dst and src are both addresses: one must say shape and dtype")
     to, source = _read("dst", dst, src), _read("src", src, dst)
     _check(to, source)
     pending = _start(to, source, stream)
