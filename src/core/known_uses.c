@@ -1,18 +1,11 @@
 /*
- * Known uses. known_uses.h says what they are for.
+ * The table of known uses. known_uses.h says what they are for.
  *
  * They are kept beside the blocks, in a table by start address, so that a use costs nothing
  * where there is none, and so that it does not matter who owns the block and how that
  * describes it. The table is striped, and each stripe has a lock of its own that is held for
  * a few instructions, under which nothing is called: with the fence that a stamp needs, it
  * is most of what a use costs.
- *
- * What is classified when a use is noted is whether the context epochs cover it: work in the
- * primary context of a device that is not part of a graph. Streams of our own are asked
- * about their context once in a life of their slot.
- *
- * A use in a context that is not primary is an event of that context and a tag that is
- * closed when the event is done, as a graph's is when the graph is gone.
  */
 #include "core/known_uses.h"
 
@@ -22,33 +15,18 @@
 #include "base/error.h"
 #include "base/lock.h"
 #include "core/background.h"
-#include "core/block_map.h"
-#include "core/cache.h"
 #include "core/capture.h"
-#include "core/hooks.h"
 #include "core/nodes.h"
 #include "core/order_slots.h"
-#include "core/stream.h"
-#include "core/uses.h"
-#include "cuda/place.h"
+#include "cuda/driver.h"
 #include "nrm/options.h"
 #include "os/fork.h"
 
 enum {
     N_STRIPES = 256,
     N_HEADS = 16,
-    N_PRIMARY = 64, /* slots of streams that are known to be in a primary context */
-    POLL_FROM = 8,  /* uses of one block: then one is asked about */
-    N_SPINS = 200,  /* looks at a lock before the thread lets others run */
-    TAG_EPOCH = 1,  /* see struct nrm__order_tag */
-};
-
-struct nrm__use {
-    struct nrm__use *next;
-    uintptr_t start; /* of the block */
-    struct nrm__order_tag tag;
-    uintptr_t handle;
-    bool is_covered; /* by the context epochs */
+    POLL_FROM = 8, /* uses of one block: then one is asked about */
+    N_SPINS = 200, /* looks at a lock before the thread lets others run */
 };
 
 struct stripe {
@@ -57,18 +35,8 @@ struct stripe {
     struct nrm__use *heads[N_HEADS]; /* newest first */
 };
 
-struct foreign {
-    struct foreign *next;
-    nrm_CUevent event;
-    struct nrm__order_tag tag;
-};
-
 atomic_bool nrm__known_uses_any;
 static struct stripe stripes[N_STRIPES];
-static atomic_uint_least64_t primary_keys[N_PRIMARY];
-static struct nrm__lock foreign_lock = NRM__LOCK_INIT(NRM__RANK_LEAF);
-static struct foreign *foreigners;
-static atomic_uint n_foreigners;
 
 /* ---- stripes ---- */
 
@@ -140,16 +108,10 @@ static const struct nrm__fork_hook stripes_hook = {
     .child = fork_done,
 };
 
-static const struct nrm__fork_hook foreign_hook = {
-    .rank = NRM__RANK_LEAF,
-    .lock = &foreign_lock,
-};
-
 __attribute__((constructor)) static void
-add_fork_hooks(void)
+add_fork_hook(void)
 {
     nrm__fork_hook_add(&stripes_hook);
-    nrm__fork_hook_add(&foreign_hook);
 }
 
 /* ---- policies ---- */
@@ -169,114 +131,6 @@ nrm__reuse_set(nrm_resource *mr, nrm_reuse reuse)
         mr->flags |= NRM__OPS_IMMEDIATE;
     }
     return reuse;
-}
-
-/* ---- the block of an address ---- */
-
-struct place {
-    uintptr_t start;
-    nrm_kind kind;
-    unsigned flags;      /* of the owner */
-    nrm_resource *owner; /* retained; NULL: not looked up */
-};
-
-/* A block that a thread could keep must come to its owner when it is freed. */
-static void
-mark(const struct nrm__segment *segment, uintptr_t start, unsigned flags)
-{
-    if (flags & NRM__OPS_RECORDED) {
-        struct nrm__live *live = nrm__starts_find(segment, start);
-        if (live != NULL) {
-            atomic_store_explicit(&live->goes_long, true, memory_order_relaxed);
-        }
-    }
-}
-
-/* Whether blocks of the segment are found by where they start. */
-static bool
-has_starts(const struct nrm__segment *segment)
-{
-    return segment->owner->ops->take_back != NULL && segment->extra != NULL &&
-           !nrm__segment_is_slab(segment);
-}
-
-/* The start of a block of a pool, in a thread that has a cache: no lock and no reference. */
-static bool
-find_start(uintptr_t address, struct place *out)
-{
-    struct nrm__thread_state *state = nrm__thread_state_now();
-    struct nrm__cache *cache = state != NULL ? state->cache : NULL;
-    if (cache == NULL ||
-        atomic_load_explicit(&nrm__map_overlay.n, memory_order_acquire) != 0 ||
-        !nrm__cache_enter(cache)) {
-        return false;
-    }
-    bool found = false;
-    const struct nrm__segment *segment = nrm__block_map_peek(address);
-    if (segment != NULL && has_starts(segment)) {
-        const struct nrm__live *live = nrm__starts_find(segment, address);
-        found = live != NULL &&
-                atomic_load_explicit(&live->key, memory_order_acquire) ==
-                    (address | NRM__LIVE);
-        if (found) {
-            *out = (struct place){.start = address,
-                                  .kind = segment->owner->kind,
-                                  .flags = segment->owner->flags};
-            mark(segment, address, out->flags);
-        }
-    }
-    nrm__cache_leave(cache);
-    return found;
-}
-
-static nrm_status
-find_around(const void *ptr, struct place *out)
-{
-    struct nrm__block block;
-    if (!nrm__block_map_find(ptr, &block)) {
-        return nrm__error(NRM_NOT_OWNED,
-                          "%p lies in no live block of numpy_rmm: its use cannot be "
-                          "noted",
-                          ptr);
-    }
-    *out = (struct place){.start = (uintptr_t)block.ptr,
-                          .kind = block.owner->kind,
-                          .flags = block.owner->flags,
-                          .owner = block.owner};
-    if (block.segment != NULL && has_starts(block.segment)) {
-        mark(block.segment, out->start, out->flags);
-    }
-    return NRM_OK;
-}
-
-static nrm_status
-find_place(const void *ptr, struct place *out)
-{
-    return find_start((uintptr_t)ptr, out) ? NRM_OK : find_around(ptr, out);
-}
-
-static void
-leave_place(const struct place *place)
-{
-    if (place->owner != NULL) {
-        nrm_resource_release(place->owner);
-    }
-}
-
-/* NRM_NOT_FOUND (not recorded): nothing is noted of such memory. */
-static nrm_status
-check_place(const struct place *place, const void *ptr)
-{
-    if (place->kind == NRM_KIND_DEVICE) {
-        return nrm__error(NRM_NOT_SUPPORTED,
-                          "%p is device memory, which is ordered by the stream that it "
-                          "is freed on: uses are noted of pinned and managed memory",
-                          ptr);
-    }
-    bool tracks = place->kind != NRM_KIND_HOST &&
-                  !(place->flags & NRM__OPS_IMMEDIATE) && nrm__cuda_driver() != NULL &&
-                  !nrm__is_exiting();
-    return tracks ? NRM_OK : NRM_NOT_FOUND;
 }
 
 /* ---- the table ---- */
@@ -322,8 +176,8 @@ insert_locked(struct stripe *stripe, struct nrm__use *node, const struct nrm__us
     *head = node;
 }
 
-static nrm_status
-note(const struct nrm__use *use)
+nrm_status
+nrm__known_use_note(const struct nrm__use *use)
 {
     unsigned n = 0;
     struct nrm__order_tag oldest;
@@ -426,6 +280,25 @@ nrm__known_uses_count(const void *start)
     return n;
 }
 
+size_t
+nrm__known_uses_list(uintptr_t start, struct nrm__use *out, size_t capacity)
+{
+    struct stripe *stripe = stripe_of(start);
+    size_t n = 0;
+    stripe_acquire(stripe);
+    for (const struct nrm__use *use = *head_of(stripe, start); use != NULL;
+         use = use->next) {
+        if (use->start == start && !nrm__order_is_done(use->tag)) {
+            if (n < capacity) {
+                out[n] = *use;
+            }
+            n++;
+        }
+    }
+    stripe_release(stripe);
+    return n;
+}
+
 /* ---- lists ---- */
 
 struct nrm__order_tag
@@ -471,272 +344,4 @@ nrm__use_poll(struct nrm__order_tag tag)
     else {
         (void)nrm__order_poll(tag);
     }
-}
-
-/* ---- contexts that are not primary ---- */
-
-static nrm_status
-note_foreign(const struct nrm__cuda_place *at, uintptr_t handle,
-             struct nrm__order_tag *out)
-{
-    struct foreign *foreign = nrm__node_allocate(sizeof *foreign);
-    nrm_status status = NRM_OUT_OF_MEMORY;
-    if (foreign != NULL && nrm__order_open(&foreign->tag)) {
-        void *token = nrm__detach();
-        status = nrm__cuda_foreign_record(at, handle, &foreign->event);
-        nrm__attach(token);
-        if (status != NRM_OK) {
-            nrm__order_close(foreign->tag);
-        }
-    }
-    if (status != NRM_OK) {
-        nrm__node_deallocate(foreign, sizeof *foreign);
-        return status != NRM_OUT_OF_MEMORY
-                   ? status
-                   : nrm__error(status, "no memory to note a use");
-    }
-    *out = foreign->tag;
-    nrm__lock_acquire(&foreign_lock);
-    foreign->next = foreigners;
-    foreigners = foreign;
-    nrm__lock_release(&foreign_lock);
-    atomic_fetch_add(&n_foreigners, 1);
-    return NRM_OK;
-}
-
-/* All of them, for this thread alone. */
-static struct foreign *
-take_foreigners(void)
-{
-    nrm__lock_acquire(&foreign_lock);
-    struct foreign *all = foreigners;
-    foreigners = NULL;
-    nrm__lock_release(&foreign_lock);
-    return all;
-}
-
-static void
-put_foreigners(struct foreign *first, struct foreign *last)
-{
-    nrm__lock_acquire(&foreign_lock);
-    last->next = foreigners;
-    foreigners = first;
-    nrm__lock_release(&foreign_lock);
-}
-
-void
-nrm__foreign_uses_reap(void)
-{
-    struct foreign *left = NULL, *last = NULL;
-    if (atomic_load(&n_foreigners) == 0 || nrm__cuda_is_forked()) {
-        return;
-    }
-    for (struct foreign *each = take_foreigners(), *next; each != NULL; each = next) {
-        next = each->next;
-        /* When all contexts were forgotten, with the driver, the tag is done already. */
-        bool was_forgotten = nrm__order_is_done(each->tag);
-        if (was_forgotten || nrm__cuda_foreign_end(each->event)) {
-            nrm__order_close(each->tag);
-            nrm__node_deallocate(each, sizeof *each);
-            atomic_fetch_sub(&n_foreigners, 1);
-        }
-        else {
-            each->next = left;
-            left = each;
-            last = last != NULL ? last : each;
-        }
-    }
-    if (left != NULL) {
-        put_foreigners(left, last);
-    }
-}
-
-/* ---- what a stream's work is covered by ---- */
-
-static nrm_status
-place_of(uintptr_t handle, struct nrm__cuda_place *out)
-{
-    void *token = nrm__detach();
-    nrm_status status = nrm__cuda_stream_place(handle, out);
-    nrm__attach(token);
-    return status;
-}
-
-/* NRM_NOT_FOUND (not recorded): it is not captured. */
-static nrm_status
-note_captured(const void *ptr, nrm_stream *stream, int device, struct nrm__use *use)
-{
-    struct nrm__capture_tags tags;
-    struct place place;
-    if (!nrm__stream_may_capture(stream) &&
-        nrm_stream_handle(stream) != NRM_STREAM_HANDLE_PER_THREAD) {
-        return NRM_NOT_FOUND;
-    }
-    NRM_TRY(find_around(ptr, &place)); /* the graph keeps the owner */
-    nrm_status status = nrm__capture_find(stream, device, place.owner, &tags);
-    leave_place(&place);
-    use->tag = tags.held;
-    use->is_covered = false;
-    return status;
-}
-
-static struct nrm__order_tag
-epoch_tag(void)
-{
-    return (struct nrm__order_tag){.stream = TAG_EPOCH, .count = nrm__epoch_stamp()};
-}
-
-/* In the slot's life: its stream is in a primary context. */
-static bool
-is_known_primary(struct nrm__order_tag tag)
-{
-    return tag.stream >= NRM__ORDER_FIRST_SLOT &&
-           atomic_load_explicit(&primary_keys[tag.stream % N_PRIMARY],
-                                memory_order_relaxed) == nrm__order_key(tag);
-}
-
-/* A stream that stays. */
-static nrm_status
-classify_own(nrm_stream *stream, struct nrm__use *use)
-{
-    struct nrm__cuda_place at;
-    use->is_covered = true;
-    if (!nrm__stream_is_special(stream)) {
-        use->tag = nrm__order_stamp(stream, NRM_DEVICE_NONE);
-        if (is_known_primary(use->tag)) {
-            return NRM_OK;
-        }
-    }
-    NRM_TRY(place_of(use->handle, &at));
-    if (at.context != NULL && at.device < 0) {
-        use->is_covered = false;
-        return note_foreign(&at, use->handle, &use->tag);
-    }
-    if (nrm__stream_is_special(stream)) {
-        use->tag = at.context != NULL ? nrm__order_stamp(stream, at.device)
-                                      : epoch_tag();
-    }
-    else if (at.context != NULL && use->tag.stream >= NRM__ORDER_FIRST_SLOT) {
-        atomic_store_explicit(&primary_keys[use->tag.stream % N_PRIMARY],
-                              nrm__order_key(use->tag), memory_order_relaxed);
-    }
-    return NRM_OK;
-}
-
-/* One that others may destroy: the driver is asked now, and never again. */
-static nrm_status
-classify_bare(nrm_stream *stream, unsigned flags, struct nrm__use *use)
-{
-    struct nrm__cuda_place at;
-    NRM_TRY(place_of(use->handle, &at));
-    use->is_covered = at.context == NULL || at.device >= 0;
-    if (!use->is_covered) {
-        return note_foreign(&at, use->handle, &use->tag);
-    }
-    /* By default its block has that stamp, or a later one, when it is freed. */
-    use->tag = flags & NRM__OPS_RECORDED ? nrm__order_stamp(stream, at.device)
-                                         : epoch_tag();
-    return NRM_OK;
-}
-
-static nrm_status
-record_use(const void *ptr, const struct place *place, nrm_stream *stream)
-{
-    struct nrm__use use = {.start = place->start, .handle = stream->handle};
-    if (!nrm__stream_is_here(stream)) {
-        return nrm__error(
-            NRM_INVALID_VALUE,
-            "the stream is the per-thread default stream of another thread");
-    }
-    if (!atomic_load_explicit(&nrm__known_uses_any, memory_order_relaxed)) {
-        atomic_store(&nrm__known_uses_any, true);
-    }
-    nrm_status status = note_captured(ptr, stream, NRM_DEVICE_NONE, &use);
-    if (status == NRM_NOT_FOUND) {
-        status = nrm__stream_stays(stream) ? classify_own(stream, &use)
-                                           : classify_bare(stream, place->flags, &use);
-    }
-    return status == NRM_OK ? note(&use) : status;
-}
-
-/* ---- the public calls ---- */
-
-nrm_status
-nrm_record_use(const void *ptr, nrm_stream *stream)
-{
-    struct place place;
-    NRM_TRY(find_place(ptr, &place));
-    nrm_status status = check_place(&place, ptr);
-    if (status == NRM_OK) {
-        status = record_use(ptr, &place, stream);
-    }
-    else if (status == NRM_NOT_FOUND) {
-        status = NRM_OK;
-    }
-    leave_place(&place);
-    return status;
-}
-
-nrm_status
-nrm_record_use_on_handle(const void *ptr, uintptr_t handle)
-{
-    if (handle < NRM_STREAM_HANDLE_PER_THREAD) {
-        return nrm_record_use(ptr, handle == NRM_STREAM_HANDLE_LEGACY
-                                       ? nrm_stream_legacy()
-                                       : nrm_stream_default());
-    }
-    if (handle == NRM_STREAM_HANDLE_PER_THREAD) { /* a tag names the object */
-        nrm_stream *stream;
-        NRM_TRY(nrm_stream_per_thread(&stream));
-        nrm_status status = nrm_record_use(ptr, stream);
-        nrm_stream_release(stream);
-        return status;
-    }
-    nrm_stream stream = {.handle = handle};
-    return nrm_record_use(ptr, &stream);
-}
-
-/* Copies the pending uses of a block, the oldest last in its chain; how many there are. */
-static size_t
-list_uses(uintptr_t start, struct nrm__use *out, size_t capacity)
-{
-    struct stripe *stripe = stripe_of(start);
-    size_t n = 0;
-    stripe_acquire(stripe);
-    for (const struct nrm__use *use = *head_of(stripe, start); use != NULL;
-         use = use->next) {
-        if (use->start == start && !nrm__order_is_done(use->tag)) {
-            if (n < capacity) {
-                out[n] = *use;
-            }
-            n++;
-        }
-    }
-    stripe_release(stripe);
-    return n;
-}
-
-nrm_status
-nrm_block_uses(const void *ptr, nrm_use *out, size_t capacity, size_t *out_n)
-{
-    struct nrm__use uses[64];
-    struct place place;
-    NRM_TRY(find_place(ptr, &place));
-    leave_place(&place);
-    *out_n = 0;
-    if (!atomic_load(&nrm__known_uses_any)) {
-        return NRM_OK;
-    }
-    size_t n = nrm__min(list_uses(place.start, uses, 64), (size_t)64);
-    for (size_t i = 0; i < n; i++) {
-        nrm__use_poll(uses[i].tag);
-    }
-    *out_n = list_uses(place.start, uses, 64);
-    n = nrm__min(*out_n, (size_t)64);
-    for (size_t i = 0; i < n && i < capacity; i++) {
-        const struct nrm__use *use = &uses[n - 1 - i];
-        out[i] = (nrm_use){.stream = use->handle,
-                           .is_captured = nrm__order_is_captured(use->tag.stream)};
-    }
-    return NRM_OK;
 }

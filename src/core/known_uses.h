@@ -12,10 +12,17 @@
 
 #include "core/ops.h"
 #include "core/order.h"
+#include "cuda/place.h"
 #include "nrm/pools.h"
 #include "nrm/uses.h"
 
-struct nrm__use;
+struct nrm__use {
+    struct nrm__use *next;
+    uintptr_t start; /* of the block */
+    struct nrm__order_tag tag;
+    uintptr_t handle; /* a name: the stream may be gone */
+    bool is_covered;  /* by the context epochs */
+};
 
 /* False until the first use is noted. */
 extern atomic_bool nrm__known_uses_any;
@@ -23,11 +30,18 @@ extern atomic_bool nrm__known_uses_any;
 /* For constructors of pools: notes the policy, or the option's, and returns it. */
 nrm_reuse nrm__reuse_set(nrm_resource *mr, nrm_reuse reuse);
 
+/* Notes a use of a live block, in place of an earlier one of the same stream. */
+NRM_NODISCARD nrm_status nrm__known_use_note(const struct nrm__use *use);
+
+/* Those of the block that starts there which are not known to be done, newest first, at most
+   `capacity` of them; how many there are. */
+size_t nrm__known_uses_list(uintptr_t start, struct nrm__use *out, size_t capacity);
+
 /* Those of a claimed block that it has to wait for, in a list that the caller owns; NULL:
    none. The others are forgotten. Calls no driver, takes no lock that is held for long. */
 struct nrm__use *nrm__known_uses_take(const struct nrm__block *block);
 
-/* The uses of a claimed block that is live again (it was resized), or moved. */
+/* Whether a block would have to wait for some if it were given back now. */
 bool nrm__known_uses_has(const struct nrm__block *block);
 
 /* A few atomic loads for each. */
@@ -44,6 +58,10 @@ void nrm__uses_drop(struct nrm__use *uses);
 
 /* How many are not known to be done, of the block that starts there. Asks nobody. */
 unsigned nrm__known_uses_count(const void *start);
+
+/* A tag of what was submitted to a stream in a context that is not primary. */
+nrm_status nrm__foreign_use_note(const struct nrm__cuda_place *at, uintptr_t handle,
+                                 struct nrm__order_tag *out);
 
 /* Closes the uses in contexts that are not primary and whose work is done. Queries only. */
 void nrm__foreign_uses_reap(void);
