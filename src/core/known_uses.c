@@ -13,6 +13,7 @@
 
 #include "base/bits.h"
 #include "base/error.h"
+#include "base/fence.h"
 #include "base/lock.h"
 #include "core/background.h"
 #include "core/capture.h"
@@ -206,6 +207,58 @@ nrm__known_use_note(const struct nrm__use *use)
         nrm__use_poll(oldest);
     }
     return NRM_OK;
+}
+
+/* The exchange that took the lock is a fence there already. */
+static inline void
+fence_locked(void)
+{
+#if defined(__x86_64__)
+    atomic_signal_fence(memory_order_seq_cst);
+#else
+    nrm__full_fence();
+#endif
+}
+
+/* The use of the block in that life of the slot; NULL: none. Counts the others of the block. */
+static inline struct nrm__use *
+find_locked(struct nrm__use *use, uintptr_t start, struct nrm__order_tag tag,
+            unsigned *out_n)
+{
+    for (; use != NULL; use = use->next) {
+        if (use->start == start) {
+            if (use->tag.stream == tag.stream &&
+                use->tag.generation == tag.generation) {
+                return use;
+            }
+            ++*out_n;
+        }
+    }
+    return NULL;
+}
+
+bool
+nrm__known_use_note_quickly(uintptr_t start, const struct nrm__order *order,
+                            struct nrm__order_tag tag, uintptr_t handle)
+{
+    unsigned n = 0;
+    struct stripe *stripe = stripe_of(start);
+    struct nrm__use **head = head_of(stripe, start);
+    stripe_acquire(stripe);
+    fence_locked();
+    tag.count = atomic_load_explicit(&order->count, memory_order_relaxed);
+    struct nrm__use *use = find_locked(*head, start, tag, &n);
+    if (use != NULL) {
+        use->tag.count = nrm__max(use->tag.count, tag.count);
+    }
+    else if (n == 0 && stripe->unused != NULL) {
+        use = stripe->unused;
+        stripe->unused = use->next;
+        *use = (struct nrm__use){*head, start, tag, handle, true};
+        *head = use;
+    }
+    stripe_release(stripe);
+    return use != NULL;
 }
 
 /* Whether a block waits for it when it is given back. */

@@ -16,6 +16,8 @@
 #include "nrm/pools.h"
 #include "nrm/uses.h"
 
+struct nrm__order;
+
 struct nrm__use {
     struct nrm__use *next;
     uintptr_t start; /* of the block */
@@ -32,6 +34,11 @@ nrm_reuse nrm__reuse_set(nrm_resource *mr, nrm_reuse reuse);
 
 /* Notes a use of a live block, in place of an earlier one of the same stream. */
 NRM_NODISCARD nrm_status nrm__known_use_note(const struct nrm__use *use);
+
+/* The same for a stream that is known to be in a primary context: stamps in this call with
+   what its slot says. False: it cannot be done without memory, or there are other uses. */
+bool nrm__known_use_note_quickly(uintptr_t start, const struct nrm__order *order,
+                                 struct nrm__order_tag tag, uintptr_t handle);
 
 /* Those of the block that starts there which are not known to be done, newest first, at most
    `capacity` of them; how many there are. */

@@ -55,7 +55,7 @@ has_starts(const struct nrm__segment *segment)
 }
 
 /* The start of a block of a pool, in a thread that has a cache: no lock and no reference. */
-static bool
+static inline bool
 find_start(uintptr_t address, struct place *out)
 {
     struct nrm__thread_state *state = nrm__thread_state_now();
@@ -241,12 +241,37 @@ record_use(const void *ptr, const struct place *place, nrm_stream *stream)
     return status == NRM_OK ? nrm__known_use_note(&use) : status;
 }
 
+/* The usual case, of a stream of our own that was noted before, without a call of anybody
+   but the table. A use in a child, or while the process ends, does no harm. False: not so. */
+static inline bool
+record_quickly(const void *ptr, const nrm_stream *stream)
+{
+    struct place place;
+    const struct nrm__order *order =
+        atomic_load_explicit(&stream->orders, memory_order_acquire);
+    if (stream->created.handle == NULL || order == NULL ||
+        order->resets != nrm__cuda_generations() ||
+        atomic_load_explicit(&nrm__captures_known, memory_order_relaxed) != 0) {
+        return false;
+    }
+    struct nrm__order_tag tag = {
+        .stream = order->index,
+        .generation = atomic_load_explicit(&order->generation, memory_order_relaxed)};
+    return is_known_primary(tag) && find_start((uintptr_t)ptr, &place) &&
+           place.kind != NRM_KIND_HOST && place.kind != NRM_KIND_DEVICE &&
+           !(place.flags & NRM__OPS_IMMEDIATE) &&
+           nrm__known_use_note_quickly(place.start, order, tag, stream->handle);
+}
+
 /* ---- the public calls ---- */
 
 nrm_status
 nrm_record_use(const void *ptr, nrm_stream *stream)
 {
     struct place place;
+    if (record_quickly(ptr, stream)) {
+        return NRM_OK;
+    }
     NRM_TRY(find_place(ptr, &place));
     nrm_status status = check_place(&place, ptr);
     if (status == NRM_OK) {
