@@ -67,8 +67,10 @@ enum {
     NRM__OPS_PLAIN = 1u
         << 5, /* of a source: ordinary private pages, which may be dropped
                                      and moved */
-    NRM__OPS_RECORDED = 1u << 8,  /* of a pool's flags: blocks wait for known uses only */
-    NRM__OPS_IMMEDIATE = 1u << 9, /* of a pool's flags: for nothing (core/known_uses.h) */
+    NRM__OPS_RECORDED = 1u
+        << 8, /* of a pool's flags: blocks wait for known uses only */
+    NRM__OPS_IMMEDIATE = 1u
+        << 9, /* of a pool's flags: for nothing (core/known_uses.h) */
 };
 
 /* The bytes that a limit lets through at a time: see core/account.h. */
