@@ -376,8 +376,9 @@ cuStreamGetCaptureInfo_v3(nrm_CUstream stream, nrm_CUstreamCaptureStatus *status
     bool active = capture != NULL && is_active(capture);
     *status = capture == NULL ? (unsigned)NRM_CU_STREAM_CAPTURE_STATUS_NONE
                               : capture->status;
-    if (id != NULL) {
-        *id = capture != NULL ? capture->id : 0;
+    /* Of a capture that was invalidated it is not told, and what stood there stays. */
+    if (id != NULL && active) {
+        *id = capture->id;
     }
     if (graph != NULL && active) {
         *graph = capture->graph;

@@ -2,6 +2,8 @@
  * objects that it holds. */
 #include "rule.h"
 
+enum { UNTOLD = 12345 }; /* what stands where nothing is written */
+
 static nrm_CUstream stream;
 static nrm_CUstream other;
 static nrm_CUevent event;
@@ -85,15 +87,14 @@ objects_of_graphs(nrm_CUstreamCaptureMode mode, const char *name)
     expect_yes("it goes with the last executable", has_gone());
 
     unsigned int status = 0;
-    uint64_t begun = 0, id = 0;
+    uint64_t id = UNTOLD;
     (void)begin(stream, mode, name);
-    MUST(get_info(stream, &status, &begun, NULL));
     expect("cuCtxRecordEvent", cu.cuCtxRecordEvent(context, event),
            NRM_CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     expect("cuStreamGetCaptureInfo of an invalidated capture",
            get_info(stream, &status, &id, NULL), NRM_CUDA_SUCCESS);
     expect_number("its status", status, NRM_CU_STREAM_CAPTURE_STATUS_INVALIDATED);
-    expect_yes("it still has its number", id == begun);
+    expect_yes("its number is not told", id == UNTOLD);
     expect_no("the object goes before the end of the capture", has_gone());
     expect("cuStreamEndCapture", cu.cuStreamEndCapture(stream, &graph),
            NRM_CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
