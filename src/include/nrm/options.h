@@ -35,7 +35,7 @@ typedef enum nrm_option_source {
 #define NRM_OPTION_ROWS(X)                                                             \
     X(PINNED_THRESHOLD, "pinned_threshold", SIZE, 65536, "",                           \
       "arrays of fewer bytes get ordinary memory from a pinned handler")               \
-    X(REUSE, "reuse", CHOICE, 0, "context|immediate|recorded",                                  \
+    X(REUSE, "reuse", CHOICE, 0, "context|immediate|recorded",                         \
       "when freed memory that the GPU can use may be handed out again")                \
     X(EPOCH_NBYTES, "epoch_nbytes", SIZE, 1048576, "",                                 \
       "freed bytes after which an allocation records an event")                        \
