@@ -1,6 +1,6 @@
 """Is the memory of a page-locked array handed out again while a copy still uses it?
 
-    python examples/hazard.py [--json FILE] [--svg FILE] [--simulator]
+    python examples/hazard.py [--json FILE] [--svg FILE] [--sizes A,B] [--simulator]
 
 A stream is held, an asynchronous copy from or to an array is queued behind it, the
 last reference to the array goes, six arrays of its size are made and filled, and the
@@ -283,15 +283,18 @@ def wrong_nbytes(make: Make, copier: Copier, stream: Any, nbytes: int, to_device
 
 
 def run(
-    makers: dict[str, Make], copiers: list[Copier], driver: Driver
+    makers: dict[str, Make],
+    copiers: list[Copier],
+    sizes: list[str],
+    driver: Driver,
 ) -> Iterator[Outcome]:
     hold = Hold(driver)
     for arrays, make in makers.items():
         for copier in copiers:
             for name, stream in copier.streams.items():
-                for size, nbytes in SIZES.items():
+                for size in sizes:
                     for direction in DIRECTIONS:
-                        wrong = wrong_nbytes(make, copier, stream, nbytes,
+                        wrong = wrong_nbytes(make, copier, stream, SIZES[size],
                                              direction == DIRECTIONS[0], driver,
                                              hold)  # fmt: skip
                         yield Outcome(arrays, copier.name, name, size, direction, wrong)
@@ -370,8 +373,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--json", type=Path, help="write every combination")
     parser.add_argument("--svg", type=Path, help="draw a square for each of them")
+    parser.add_argument("--sizes", help="only these of: " + ", ".join(SIZES))
     parser.add_argument("--simulator", action="store_true", help="no GPU is needed")
     options = parser.parse_args()
+    sizes = options.sizes.split(",") if options.sizes else list(SIZES)
+    if not set(sizes) <= set(SIZES):
+        parser.error(f"--sizes: {options.sizes!r}; known: {', '.join(SIZES)}")
     if options.simulator:
         numpy_rmm.options["cuda_library"] = "simulator"
     try:
@@ -387,7 +394,7 @@ def main() -> int:
         makers: dict[str, Make] = {"numpy_rmm": our_arrays}
     else:
         makers, copiers = makers_and_copiers(driver)
-    outcomes = list(run(makers, copiers, driver))
+    outcomes = list(run(makers, copiers, sizes, driver))
     date = datetime.date.today().isoformat()
     title = f"{cuda['device 0']['name']}, driver {driver_version(cuda)}, {date}"
     print(f"{title}\n\n{table(outcomes)}")

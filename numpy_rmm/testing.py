@@ -15,6 +15,7 @@ import functools
 import gc
 import operator
 import re
+import threading
 from contextlib import contextmanager
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from pathlib import Path
@@ -195,6 +196,9 @@ class Driver:
         self._find.argtypes = [
             _TYPES[letter] for letter in _CALLS["cuGetProcAddress"][2]
         ]
+        self._lock = threading.Lock()
+        self._n_held = 0  # streams
+        self._flags = []  # that nothing waits for any more
 
     def __repr__(self):
         return f"Driver({self.path!r})"
@@ -275,20 +279,34 @@ class Driver:
         """Keep a stream's later work from running until the block is left.
 
         The stream waits for a word of page-locked memory, which works on every driver.
+        That is freed when no stream is held any more: the driver's free waits for all
+        of them.
         """
         flag = c_void_p()
         address = c_uint64()
         self.check(self.cuMemHostAlloc(byref(flag), 4096, _PORTABLE_AND_MAPPED))
         word = c_uint.from_address(flag.value)
         word.value = 0
-        self.check(self.cuMemHostGetDevicePointer(byref(address), flag, 0))
-        self.check(self.cuStreamWaitValue32(_handle(stream), address, 1, 0))
+        with self._lock:
+            self._n_held += 1
         try:
+            self.check(self.cuMemHostGetDevicePointer(byref(address), flag, 0))
+            self.check(self.cuStreamWaitValue32(_handle(stream), address, 1, 0))
             yield
         finally:
             word.value = 1
-            self.check(self.cuStreamSynchronize(_handle(stream)))
-            self.check(self.cuMemFreeHost(flag))
+            result = self.cuStreamSynchronize(_handle(stream))
+            self._free_flags(flag)
+            self.check(result)
+
+    def _free_flags(self, flag):
+        with self._lock:
+            self._n_held -= 1
+            self._flags.append(flag)
+            spent = self._flags if self._n_held == 0 else []
+            self._flags = self._flags if self._n_held else []
+        for each in spent:
+            self.check(self.cuMemFreeHost(each))
 
 
 # ---- the simulator -------------------------------------------------------------------

@@ -42,6 +42,12 @@ def test_the_hazard_shows_where_memory_is_used_again_at_once() -> None:
     assert "18 of 18 wrong" in done.stdout
 
 
+def test_the_hazard_names_the_sizes_that_it_knows() -> None:
+    done = run("hazard.py", "--simulator", "--sizes", "1 MiB,2 MiB")
+    assert done.returncode == 2
+    assert "'1 MiB,2 MiB'; known: 64 KiB, 1 MiB, 32 MiB" in done.stderr
+
+
 def test_without_a_gpu_the_hazard_says_what_it_needs() -> None:
     done = run("hazard.py", CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 2
@@ -52,7 +58,7 @@ def test_without_a_gpu_the_hazard_says_what_it_needs() -> None:
 
 @pytest.mark.skipif(not ON_A_GPU, reason="needs a GPU (NUMPY_RMM_TEST_GPU=1)")
 def test_on_a_gpu_every_installed_library_copies_our_arrays_in_safety() -> None:
-    done = run("hazard.py")
+    done = run("hazard.py", "--sizes", "64 KiB")
     assert done.returncode == 0, done.stdout + done.stderr
     ours = next(line for line in done.stdout.splitlines() if "numpy_rmm" in line)
-    assert " 0 of 18 wrong" in ours
+    assert " 0 of 6 wrong" in ours
