@@ -89,7 +89,7 @@ static void
 drop(struct keepalive *keepalive)
 {
     struct keepalive dropped = *keepalive;
-    *keepalive = (struct keepalive){NULL};
+    *keepalive = (struct keepalive){0};
     if (dropped.drop != NULL) {
         dropped.drop(dropped.object);
     }
@@ -402,7 +402,7 @@ finish(uintptr_t start, uint64_t turn, struct keepalive *kept)
     nrm__lock_release(&pins_lock);
     nrm__node_deallocate(range, sizeof *range);
     if (unlocked == NRM__UNLOCK_NEVER) {
-        *kept = (struct keepalive){NULL}; /* never: the driver would go to its pages */
+        *kept = (struct keepalive){0}; /* never: the driver would go to its pages */
     }
     return true;
 }
@@ -469,7 +469,7 @@ wait_for_all(void)
 static void
 release_block(nrm_resource *self, const struct nrm__block *block)
 {
-    struct keepalive kept = {NULL};
+    struct keepalive kept = {0};
     uintptr_t start = (uintptr_t)block->ptr;
     if (nrm__cuda_is_forked()) {
         return; /* it is the parent's, and so is the reference */
@@ -511,7 +511,7 @@ keep_locked(nrm_pin *pin, struct range *range)
     if (pin->nbytes == range->node.nbytes && --range->n_whole == 0 &&
         range->kept.drop == NULL) {
         range->kept = pin->keepalive;
-        pin->keepalive = (struct keepalive){NULL};
+        pin->keepalive = (struct keepalive){0};
     }
 }
 
@@ -533,7 +533,7 @@ uncount(nrm_pin *pin)
 static void
 unlock_later_or_now(uintptr_t start, uint64_t turn)
 {
-    struct keepalive kept = {NULL};
+    struct keepalive kept = {0};
     void *token = nrm__detach();
     bool is_done = wait_for_all() && finish(start, turn, &kept);
     nrm__attach(token);
@@ -547,13 +547,13 @@ unlock_later_or_now(uintptr_t start, uint64_t turn)
 static void
 destroy_in_child(nrm_pin *pin)
 {
-    struct keepalive kept = {NULL};
+    struct keepalive kept = {0};
     nrm__lock_acquire(&pins_lock);
     struct range *range = pin->range;
     keep_locked(pin, range);
     if (range->n_pins == 0) {
         kept = range->kept;
-        range->kept = (struct keepalive){NULL};
+        range->kept = (struct keepalive){0};
     }
     nrm__lock_release(&pins_lock);
     drop(&kept);

@@ -467,7 +467,7 @@ struct copy {
 static struct copy
 queue_copy(const char *memory, size_t nbytes)
 {
-    struct copy copy = {NULL};
+    struct copy copy = {0};
     CHECK_EQ(cuda.cuMemAlloc(&copy.target, nbytes), NRM_CUDA_SUCCESS);
     CHECK_EQ(cuda.cuStreamCreate(&copy.stream, NRM_CU_STREAM_NON_BLOCKING),
              NRM_CUDA_SUCCESS);
