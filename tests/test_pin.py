@@ -432,9 +432,11 @@ def test_closing_waits_for_what_is_not_done(
 
     def let_go() -> None:
         time.sleep(0.1)
-        others.append(driver.allocate(100))  # does not stand behind the pin
-        order.append("let go")
-        word.value = 1
+        try:
+            others.append(driver.allocate(100))  # does not stand behind the pin
+            order.append("let go")
+        finally:
+            word.value = 1  # or closing would wait for ever
 
     # As Driver.held, in the order in which this test needs it.
     flag, mapped = ctypes.c_void_p(), ctypes.c_uint64()
@@ -444,10 +446,14 @@ def test_closing_waits_for_what_is_not_done(
     word.value = 0
     driver.check(driver.cuMemHostGetDevicePointer(ctypes.byref(mapped), flag, 0))
     driver.check(driver.cuStreamWaitValue32(stream, mapped, 1, 0))
-    if operation == "H2D":
-        driver.check(driver.cuMemcpyHtoDAsync(device, address, MIB, stream))
-    else:
-        driver.check(driver.cuMemcpyDtoHAsync(address, device, MIB, stream))
+    try:
+        if operation == "H2D":
+            driver.check(driver.cuMemcpyHtoDAsync(device, address, MIB, stream))
+        else:
+            driver.check(driver.cuMemcpyDtoHAsync(address, device, MIB, stream))
+    except BaseException:
+        word.value = 1
+        raise
     thread = threading.Thread(target=with_context(driver, let_go))
     thread.start()
     if ending == "close":
