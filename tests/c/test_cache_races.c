@@ -111,7 +111,8 @@ TEST_EACH(of_two_frees_at_the_same_time_one_wins, size_cases)
 
 static atomic_bool publishes;
 
-/* Blocks of more than a thread counts for itself alone: it publishes at each step. */
+/* Blocks of more than a thread counts for itself alone: it publishes at each step. Between
+   pairs it leaves time for a look. */
 static void
 publish_all_the_time(void *unused)
 {
@@ -119,6 +120,7 @@ publish_all_the_time(void *unused)
     while (atomic_load(&publishes)) {
         void *ptr = allocate(pool, 2 * NRM__MIB);
         CHECK_OK(nrm_resource_deallocate(pool, ptr, 0, NULL));
+        nrm__sleep_ns(20000);
     }
 }
 
