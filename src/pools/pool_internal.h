@@ -1,8 +1,8 @@
 /*
- * What pools/pool.c (the resource), pool_blocks.c (its blocks), pool_segments.c,
- * pool_ahead.c (growth ahead of demand), pool_order.c, pool_pending.c and pool_vmm.c (blocks
- * and segments of device memory) share. Functions named ..._locked: the caller holds the
- * pool's lock.
+ * What pools/pool.c (the resource), pool_create.c (how it is made), pool_blocks.c (its
+ * blocks), pool_segments.c, pool_ahead.c (growth ahead of demand), pool_order.c,
+ * pool_pending.c and pool_vmm.c (blocks and segments of device memory) share. Functions
+ * named ..._locked: the caller holds the pool's lock.
  */
 #ifndef NRM_POOLS_POOL_INTERNAL_H
 #define NRM_POOLS_POOL_INTERNAL_H
@@ -452,6 +452,14 @@ bool nrm__pool_detach_locked(struct nrm__pool *pool, struct nrm__segment *segmen
 
 /* The class of the smallest free block of at least so many bytes from `class` on;
    NRM__POOL_N_CLASSES: there is none. */
+/* In pool.c, for pool_create.c: the resources, and the chunks of their slabs. */
+extern const struct nrm__ops nrm__pool_ops, nrm__pool_fixed_ops;
+nrm_status nrm__pool_get_chunk(nrm_resource *mr, struct nrm__block *out);
+void nrm__pool_put_chunk(nrm_resource *mr, const struct nrm__block *chunk);
+
+/* The bytes of the mapping of its bins. */
+size_t nrm__pool_bins_nbytes(const struct nrm__pool *pool);
+
 unsigned nrm__pool_class_of(size_t nbytes);
 unsigned nrm__pool_next_class_locked(const struct nrm__pool_bins *bins, unsigned class);
 
