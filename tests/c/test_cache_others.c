@@ -7,13 +7,10 @@
 #include <string.h>
 
 #include "core/order_slots.h"
-#include "cuda/context.h"
+#include "device_pool.h"
 #include "nrm/pools.h"
-#include "pools/pool.h"
-#include "streams.h"
 #include "workers.h"
 
-#define BLOCK ((size_t)4096)
 #define LARGE (16 * BLOCK)
 
 enum {
@@ -21,9 +18,6 @@ enum {
     N_WORKERS = 4,
     N_NUMBERS = NRM__ORDER_OTHER_SETS * NRM__ORDER_OTHER_WAYS,
 };
-
-static nrm_resource *pool;
-static nrm_CUdeviceptr seen; /* what kernels have read */
 
 /* ---- the program ---- */
 
@@ -35,10 +29,7 @@ start_machine(size_t n_blocks, uint64_t seed)
     nrm_pool_options options = NRM_OPTIONS(nrm_pool_options);
     nrm_resource *source = NULL;
     config.seed = seed;
-    simulator_start(&config);
-    CHECK_OK(nrm__cuda_init(NULL));
-    make_current(0);
-    CHECK_EQ(cuda.cuMemAlloc(&seen, BLOCK), NRM_CUDA_SUCCESS);
+    start_device(&config, 1);
     options.initial_nbytes = options.maximum_nbytes = n_blocks * BLOCK;
     options.wait_limit_ns = 5 * 1000 * 1000;
     CHECK_OK(nrm_device_create(NULL, &source));
@@ -52,26 +43,17 @@ start(size_t n_blocks)
     start_machine(n_blocks, 0);
 }
 
+/* No stream of ours is left either. */
 static void
-stop(void)
+finish(void)
 {
-    CHECK_EQ(cuda.cuCtxSynchronize(), NRM_CUDA_SUCCESS);
-    nrm__pool_check(pool);
-    CHECK_EQ(live_nbytes(pool), 0);
-    CHECK_OK(nrm_resource_trim(pool, 0, NULL));
-    CHECK_EQ(reserved_nbytes(pool), 0);
-    nrm_resource_release(pool);
-    CHECK_EQ(cuda.cuMemFree(seen), NRM_CUDA_SUCCESS);
-    CHECK_EQ(simulator_count(NRM_CUDASIM_DEVICE_ALLOCATIONS), 0u);
-    CHECK_EQ(simulator_count(NRM_CUDASIM_PHYSICAL), 0u);
+    stop();
     CHECK_EQ(simulator_count(NRM_CUDASIM_STREAMS), 0u);
-    cuda.cuCtxSetCurrent(NULL);
-    simulator_check_faults();
 }
 
 /* Each call through an object of its own, as a binding makes them. */
 static void *
-take(size_t nbytes, nrm_CUstream handle)
+take_by(size_t nbytes, nrm_CUstream handle)
 {
     void *ptr = NULL;
     nrm_stream *stream = handle != NULL ? bare_stream(handle) : NULL;
@@ -81,7 +63,7 @@ take(size_t nbytes, nrm_CUstream handle)
 }
 
 static void
-give(void *ptr, nrm_CUstream handle)
+give_by(void *ptr, nrm_CUstream handle)
 {
     nrm_stream *stream = handle != NULL ? bare_stream(handle) : NULL;
     CHECK_OK(nrm_resource_deallocate(pool, ptr, 0, stream));
@@ -94,52 +76,19 @@ destroy(nrm_CUstream handle)
     CHECK_EQ(cuda.cuStreamDestroy(handle), NRM_CUDA_SUCCESS);
 }
 
-static void
-write_on(nrm_CUstream handle, void *ptr, unsigned char value)
-{
-    CHECK_EQ(cuda.cuMemsetD8Async((nrm_CUdeviceptr)(uintptr_t)ptr, value, BLOCK,
-                                  handle),
-             NRM_CUDA_SUCCESS);
-}
-
-static bool
-has_seen(unsigned char value)
-{
-    unsigned char bytes[BLOCK];
-    CHECK_EQ(cuda.cuCtxSynchronize(), NRM_CUDA_SUCCESS);
-    CHECK_EQ(cuda.cuMemcpyDtoH(bytes, seen, BLOCK), NRM_CUDA_SUCCESS);
-    for (size_t k = 0; k < BLOCK; k++) {
-        if (bytes[k] != value) {
-            NOTE("byte %zu is %d", k, bytes[k]);
-            return false;
-        }
-    }
-    return true;
-}
-
 /* From here on the stream has a slot, so that what is freed on it is kept. */
 static void
 know(nrm_CUstream handle)
 {
-    give(take(BLOCK, handle), handle);
+    give_by(take_by(BLOCK, handle), handle);
 }
 
 /* A block of 7s, which work on the stream that waits for `aside` is going to read. */
 static void *
 put_in_use(nrm_CUstream handle, const nrm_stream *aside)
 {
-    nrm_CUevent event = NULL;
-    void *ptr = take(BLOCK, handle);
-    write_on(handle, ptr, 7);
-    CHECK_EQ(cuda.cuStreamSynchronize(handle), NRM_CUDA_SUCCESS);
-    hold(aside);
-    CHECK_EQ(cuda.cuMemsetD8Async(seen, 0, 1, handle_of(aside)), NRM_CUDA_SUCCESS);
-    CHECK_EQ(cuda.cuEventCreate(&event, NRM_CU_EVENT_DISABLE_TIMING), NRM_CUDA_SUCCESS);
-    CHECK_EQ(cuda.cuEventRecord(event, handle_of(aside)), NRM_CUDA_SUCCESS);
-    CHECK_EQ(cuda.cuStreamWaitEvent(handle, event, 0), NRM_CUDA_SUCCESS);
-    CHECK_EQ(cuda.cuEventDestroy(event), NRM_CUDA_SUCCESS);
-    CHECK_EQ(cuda.cuMemcpyAsync(seen, (nrm_CUdeviceptr)(uintptr_t)ptr, BLOCK, handle),
-             NRM_CUDA_SUCCESS);
+    void *ptr = take_by(BLOCK, handle);
+    use_behind(handle, ptr, aside);
     return ptr;
 }
 
@@ -148,13 +97,13 @@ put_in_use(nrm_CUstream handle, const nrm_stream *aside)
 static void
 check_waits(void *used, nrm_CUstream handle, const nrm_stream *aside)
 {
-    void *ptr = take(BLOCK, handle);
+    void *ptr = take_by(BLOCK, handle);
     CHECK(ptr == used);
-    write_on(handle, ptr, 9);
+    write_on_handle(handle, ptr, 9);
     let_run();
     let_go(aside);
-    CHECK(has_seen(7));
-    give(ptr, handle);
+    CHECK(has_seen(0, 7));
+    give_by(ptr, handle);
 }
 
 struct part {
@@ -173,7 +122,7 @@ keep_used_there(void *argument)
     know(part->handle);
     know(part->handle);
     part->ptr = put_in_use(part->handle, part->aside);
-    give(part->ptr, part->handle);
+    give_by(part->ptr, part->handle);
     part->n_kept = n_kept(pool);
     cuda.cuCtxSetCurrent(NULL);
 }
@@ -200,13 +149,13 @@ TEST_EACH(a_pair_on_one_handle_asks_what_it_is_and_nothing_else, sizes)
 {
     start(0);
     nrm_CUstream handle = new_handle();
-    give(take(row->nbytes, handle), handle);
-    void *ptr = take(row->nbytes, handle);
-    give(ptr, handle);
+    give_by(take_by(row->nbytes, handle), handle);
+    void *ptr = take_by(row->nbytes, handle);
+    give_by(ptr, handle);
     for (int i = 0; i < 20; i++) {
         struct calls before = count_calls();
-        CHECK(take(row->nbytes, handle) == ptr);
-        give(ptr, handle);
+        CHECK(take_by(row->nbytes, handle) == ptr);
+        give_by(ptr, handle);
         struct calls after = count_calls();
         CHECK_EQ(after.captures, before.captures + 2);
         CHECK_EQ(after.ids, before.ids + 2);
@@ -214,7 +163,7 @@ TEST_EACH(a_pair_on_one_handle_asks_what_it_is_and_nothing_else, sizes)
         CHECK_EQ(n_kept(pool), 1u);
     }
     destroy(handle);
-    stop();
+    finish();
 }
 
 TEST(each_stream_gets_its_own_blocks_back)
@@ -223,19 +172,19 @@ TEST(each_stream_gets_its_own_blocks_back)
     nrm_CUstream a = new_handle(), b = new_handle();
     know(a);
     know(b);
-    void *of_a = take(BLOCK, a), *of_b = take(BLOCK, b);
-    give(of_a, a);
-    give(of_b, b);
+    void *of_a = take_by(BLOCK, a), *of_b = take_by(BLOCK, b);
+    give_by(of_a, a);
+    give_by(of_b, b);
     for (int i = 0; i < 10; i++) {
-        CHECK(take(BLOCK, a) == of_a);
-        CHECK(take(BLOCK, b) == of_b);
-        give(of_b, b);
-        give(of_a, a);
+        CHECK(take_by(BLOCK, a) == of_a);
+        CHECK(take_by(BLOCK, b) == of_b);
+        give_by(of_b, b);
+        give_by(of_a, a);
     }
     CHECK_EQ(sim.call_count("cuStreamWaitEvent"), 0u);
     destroy(a);
     destroy(b);
-    stop();
+    finish();
 }
 
 /* ---- other streams ---- */
@@ -245,16 +194,16 @@ TEST(another_stream_waits_for_what_a_thread_kept)
     start(N_BLOCKS);
     struct part part = {.handle = new_handle(), .aside = new_stream()};
     nrm_CUstream b = new_handle();
-    void *rest = take((N_BLOCKS - 1) * BLOCK, NULL);
+    void *rest = take_by((N_BLOCKS - 1) * BLOCK, NULL);
     keep_used_there(&part);
     make_current(0);
     CHECK_EQ(part.n_kept, 1u);
     check_waits(part.ptr, b, part.aside);
-    give(rest, NULL);
+    give_by(rest, NULL);
     destroy(part.handle);
     destroy(b);
     nrm_stream_release(part.aside);
-    stop();
+    finish();
 }
 
 static const struct ending {
@@ -276,7 +225,7 @@ TEST_EACH(a_handle_that_comes_back_is_another_stream, endings)
     start(N_BLOCKS);
     struct part part = {.handle = new_handle(), .aside = new_stream()};
     worker_start(&worker);
-    void *rest = take((N_BLOCKS - 1) * BLOCK, NULL);
+    void *rest = take_by((N_BLOCKS - 1) * BLOCK, NULL);
     if (row->in_other_thread) {
         worker_run(&worker, keep_used_there, &part);
     }
@@ -296,13 +245,13 @@ TEST_EACH(a_handle_that_comes_back_is_another_stream, endings)
     nrm_CUstream next = new_handle();
     CHECK(next == part.handle);
     check_waits(part.ptr, next, part.aside);
-    give(rest, NULL);
+    give_by(rest, NULL);
     destroy(next);
     nrm_stream_release(part.aside);
     if (!row->thread_ends) {
         worker_end(&worker);
     }
-    stop();
+    finish();
 }
 
 /* Nothing that waits for the dead stream's work may hold for ever. */
@@ -316,11 +265,11 @@ TEST(what_was_kept_for_a_stream_that_is_gone_becomes_free_with_its_work)
     CHECK_OK(nrm_resource_trim(pool, 0, NULL));
     CHECK_EQ(reserved_nbytes(pool), (int64_t)(N_BLOCKS * BLOCK));
     let_go(part.aside);
-    CHECK(has_seen(7));
+    CHECK(has_seen(0, 7));
     CHECK_OK(nrm_resource_trim(pool, 0, NULL));
     CHECK_EQ(reserved_nbytes(pool), 0);
     nrm_stream_release(part.aside);
-    stop();
+    finish();
 }
 
 /* ---- one record for many ---- */
@@ -333,33 +282,33 @@ TEST(what_is_in_the_way_on_the_same_stream_is_recorded_with_one_event)
     know(a);
     nrm_CUstream held = a;
     for (int i = 0; i < 5; i++) {
-        ptrs[i] = take(BLOCK, a);
+        ptrs[i] = take_by(BLOCK, a);
     }
     CHECK_EQ(sim.hold_stream(held), 0);
-    write_on(a, ptrs[0], 7);
+    write_on_handle(a, ptrs[0], 7);
     for (int i = 0; i < 4; i++) {
-        give(ptrs[i], a);
+        give_by(ptrs[i], a);
     }
     CHECK_EQ(n_kept(pool), 4u);
     uint64_t records = sim.call_count("cuEventRecord");
-    give(ptrs[4], a);
+    give_by(ptrs[4], a);
     CHECK_EQ(sim.call_count("cuEventRecord"), records + 1);
     CHECK_EQ(n_kept(pool), 0u);
     /* All of it is for somebody else behind that one. */
-    void *all = take(N_BLOCKS * BLOCK - 2 * LARGE, NULL);
+    void *all = take_by(N_BLOCKS * BLOCK - 2 * LARGE, NULL);
     for (int i = 0; i < 10; i++) {
-        ptrs[i] = take(2 * BLOCK, b);
+        ptrs[i] = take_by(2 * BLOCK, b);
     }
     CHECK_EQ(sim.call_count("cuEventRecord"), records + 1);
     CHECK_EQ(sim.call_count("cuCtxRecordEvent"), 0u);
     CHECK_EQ(sim.release_stream(held), 0);
     for (int i = 0; i < 10; i++) {
-        give(ptrs[i], b);
+        give_by(ptrs[i], b);
     }
-    give(all, NULL);
+    give_by(all, NULL);
     destroy(a);
     destroy(b);
-    stop();
+    finish();
 }
 
 /* It is the stream's own, and the handle is an argument. */
@@ -369,20 +318,20 @@ TEST(what_a_search_takes_from_its_thread_is_recorded_there)
     nrm_CUstream a = new_handle();
     nrm_stream *b = new_stream();
     know(a);
-    void *ptr = take(BLOCK, a);
+    void *ptr = take_by(BLOCK, a);
     CHECK_EQ(sim.hold_stream(a), 0);
-    write_on(a, ptr, 7);
-    give(ptr, a);
+    write_on_handle(a, ptr, 7);
+    give_by(ptr, a);
     CHECK_EQ(n_kept(pool), 1u);
     uint64_t records = sim.call_count("cuEventRecord");
-    void *all = take(N_BLOCKS * BLOCK, a);
+    void *all = take_by(N_BLOCKS * BLOCK, a);
     CHECK_EQ(sim.call_count("cuEventRecord"), records + 1);
     CHECK_EQ(sim.call_count("cuCtxRecordEvent"), 0u);
     CHECK_EQ(sim.release_stream(a), 0);
-    give(all, a);
+    give_by(all, a);
     nrm_stream_release(b);
     destroy(a);
-    stop();
+    finish();
 }
 
 /* ---- captures ---- */
@@ -395,30 +344,30 @@ TEST(a_capture_that_begins_between_a_pair_keeps_the_block)
     start(0);
     nrm_CUstream handle = new_handle();
     know(handle);
-    void *kept = take(BLOCK, handle), *ptr = take(BLOCK, handle);
-    give(kept, handle);
+    void *kept = take_by(BLOCK, handle), *ptr = take_by(BLOCK, handle);
+    give_by(kept, handle);
     uint64_t ids = sim.call_count("cuStreamGetId");
     CHECK_EQ(cuda.cuStreamBeginCapture(handle, NRM_CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
              NRM_CUDA_SUCCESS);
-    write_on(handle, ptr, 9);
-    give(ptr, handle);
+    write_on_handle(handle, ptr, 9);
+    give_by(ptr, handle);
     CHECK_EQ(n_kept(pool), 1u);
-    void *inside = take(BLOCK, handle);
+    void *inside = take_by(BLOCK, handle);
     CHECK(inside != kept && inside != ptr);
-    write_on(handle, inside, 9);
+    write_on_handle(handle, inside, 9);
     CHECK_EQ(sim.call_count("cuStreamGetId"), ids);
     CHECK_EQ(cuda.cuStreamEndCapture(handle, &graph), NRM_CUDA_SUCCESS);
     CHECK(graph != NULL);
-    give(inside, handle);
+    give_by(inside, handle);
     CHECK_EQ(n_kept(pool), 1u);
-    CHECK(take(BLOCK, handle) == kept);
-    void *more = take(BLOCK, handle);
+    CHECK(take_by(BLOCK, handle) == kept);
+    void *more = take_by(BLOCK, handle);
     CHECK(more != ptr && more != inside);
-    give(more, handle);
-    give(kept, handle);
+    give_by(more, handle);
+    give_by(kept, handle);
     CHECK_EQ(cuda.cuGraphDestroy(graph), NRM_CUDA_SUCCESS);
     destroy(handle);
-    stop();
+    finish();
 }
 
 /* ---- more streams than numbers ---- */
@@ -442,7 +391,7 @@ TEST(numbers_of_streams_that_nobody_uses_make_room)
         CHECK_LE(n_slots_in_use(), (uint64_t)N_NUMBERS);
     }
     CHECK_GT(n_slots_in_use(), (uint64_t)N_NUMBERS / 2);
-    stop();
+    finish();
 }
 
 TEST(a_stream_that_is_used_keeps_its_number)
@@ -450,18 +399,18 @@ TEST(a_stream_that_is_used_keeps_its_number)
     start(0);
     nrm_CUstream handle = new_handle();
     know(handle);
-    void *ptr = take(LARGE, handle);
-    give(ptr, handle);
+    void *ptr = take_by(LARGE, handle);
+    give_by(ptr, handle);
     for (int i = 0; i < 2 * N_NUMBERS; i++) {
         nrm_CUstream other = new_handle();
         know(other);
         destroy(other);
         uint64_t before = sim.call_count(NULL);
-        give(take(LARGE, handle), handle);
+        give_by(take_by(LARGE, handle), handle);
         CHECK_EQ(sim.call_count(NULL), before + 4);
     }
     destroy(handle);
-    stop();
+    finish();
 }
 
 static const struct crowd {
@@ -476,7 +425,7 @@ TEST_EACH(a_stream_whose_number_made_room_is_waited_for, crowds)
     start(N_BLOCKS);
     struct part part = {.handle = new_handle(), .aside = new_stream()};
     nrm_CUstream b = new_handle();
-    void *rest = take((N_BLOCKS - 2) * BLOCK, NULL);
+    void *rest = take_by((N_BLOCKS - 2) * BLOCK, NULL);
     keep_used_there(&part);
     make_current(0);
     for (int i = 0; i < 2 * N_NUMBERS; i++) {
@@ -484,15 +433,15 @@ TEST_EACH(a_stream_whose_number_made_room_is_waited_for, crowds)
         know(other);
         destroy(other);
     }
-    void *spare = take(BLOCK, NULL);
+    void *spare = take_by(BLOCK, NULL);
     CHECK(spare != part.ptr);
     check_waits(part.ptr, row->takes_itself ? part.handle : b, part.aside);
-    give(rest, NULL);
-    give(spare, NULL);
+    give_by(rest, NULL);
+    give_by(spare, NULL);
     destroy(part.handle);
     destroy(b);
     nrm_stream_release(part.aside);
-    stop();
+    finish();
 }
 
 /* ---- threads ---- */
@@ -523,7 +472,7 @@ static void
 check_bytes(void *ptr, unsigned char value)
 {
     unsigned char bytes[BLOCK];
-    write_on(shared, ptr, value);
+    write_on_handle(shared, ptr, value);
     CHECK_EQ(cuda.cuMemcpyDtoHAsync(bytes, (nrm_CUdeviceptr)(uintptr_t)ptr, BLOCK,
                                     shared),
              NRM_CUDA_SUCCESS);
@@ -544,14 +493,14 @@ share_there(void *argument)
     for (int i = 0; i < N_ROUNDS; i++) {
         int n = 1 + i % 4;
         for (int k = 0; k < n; k++) {
-            void *ptr = take(nbytes * (size_t)(1 + i % 3), shared);
+            void *ptr = take_by(nbytes * (size_t)(1 + i % 3), shared);
             at[k] = own(ptr);
             if (i % 16 == 0) {
                 check_bytes(ptr, (unsigned char)(2 + i % 200));
             }
         }
         for (int k = 0; k < n; k++) {
-            give(atomic_exchange(&owned[at[k]], NULL), shared);
+            give_by(atomic_exchange(&owned[at[k]], NULL), shared);
         }
     }
     cuda.cuCtxSetCurrent(NULL);
@@ -579,12 +528,12 @@ live_shortly(const struct crowd_work *work, int i)
     nrm_CUstream handle = new_handle();
     CHECK_EQ(cuda.cuStreamWaitEvent(handle, work->event, 0), NRM_CUDA_SUCCESS);
     for (int k = i * N_EACH; k < (i + 1) * N_EACH; k++) {
-        void *ptr = take(BLOCK, handle);
-        write_on(handle, ptr, value_of(k));
+        void *ptr = take_by(BLOCK, handle);
+        write_on_handle(handle, ptr, value_of(k));
         CHECK_EQ(cuda.cuMemcpyAsync(work->results + (size_t)k * BLOCK,
                                     (nrm_CUdeviceptr)(uintptr_t)ptr, BLOCK, handle),
                  NRM_CUDA_SUCCESS);
-        give(ptr, handle);
+        give_by(ptr, handle);
     }
     destroy(handle);
 }
@@ -672,7 +621,7 @@ TEST(threads_share_a_handle_while_streams_come_and_go)
     worker_end(&trimmer);
     CHECK_LE(n_slots_in_use(), (uint64_t)N_NUMBERS);
     destroy(shared);
-    stop();
+    finish();
 }
 
 /* ---- when the driver does not say ---- */
@@ -686,18 +635,18 @@ TEST_EACH(a_stream_that_has_no_number_is_behind_its_context, silent)
     start(N_BLOCKS);
     nrm_CUstream handle = new_handle(), b = new_handle();
     nrm_stream *aside = new_stream();
-    void *rest = take((N_BLOCKS - 1) * BLOCK, NULL);
+    void *rest = take_by((N_BLOCKS - 1) * BLOCK, NULL);
     void *ptr = put_in_use(handle, aside);
     CHECK_EQ(sim.fail(row->name, 1, NRM_CUDA_ERROR_OPERATING_SYSTEM, 0), 0);
-    give(ptr, handle);
+    give_by(ptr, handle);
     CHECK_EQ(sim.fail(row->name, 1, 0, 1), 0);
     CHECK_EQ(n_kept(pool), 0u);
     check_waits(ptr, b, aside);
-    give(rest, NULL);
+    give_by(rest, NULL);
     destroy(handle);
     destroy(b);
     nrm_stream_release(aside);
-    stop();
+    finish();
 }
 
 /* Its numbers begin anew. */
@@ -710,7 +659,7 @@ TEST(a_machine_that_starts_again_has_other_streams)
         know(handle);
         CHECK_EQ(n_kept(pool), 1u);
         destroy(handle);
-        stop();
+        finish();
     }
 }
 

@@ -9,20 +9,13 @@
 #include "base/bits.h"
 #include "core/hooks.h"
 #include "core/order.h"
-#include "cuda/context.h"
+#include "device_pool.h"
 #include "nrm/adaptors.h"
 #include "nrm/options.h"
-#include "pools/pool.h"
-#include "streams.h"
 #include "workers.h"
-
-#define BLOCK ((size_t)4096)
 
 /* Of a pool that has so many of them and gets no more, a thread keeps up to four. */
 enum { N_BLOCKS = 64, N_WORKERS = 8 };
-
-static nrm_resource *pool;
-static nrm_CUdeviceptr seen; /* what kernels have read */
 
 /* ---- the program ---- */
 
@@ -56,84 +49,12 @@ source_of(nrm_kind kind)
     return mr;
 }
 
-static void
-start_machine(void)
-{
-    simulator_start(NULL);
-    CHECK_OK(nrm__cuda_init(NULL));
-    make_current(0);
-    CHECK_EQ(cuda.cuMemAlloc(&seen, BLOCK), NRM_CUDA_SUCCESS);
-}
-
 /* Of device memory; 0 blocks: it grows. */
 static void
 start(size_t n_blocks)
 {
-    start_machine();
+    start_device(NULL, 1);
     pool = pool_of(source_of(NRM_KIND_DEVICE), n_blocks * BLOCK, NRM_REUSE_DEFAULT);
-}
-
-static void
-stop(void)
-{
-    CHECK_EQ(cuda.cuCtxSynchronize(), NRM_CUDA_SUCCESS);
-    nrm__pool_check(pool);
-    CHECK_EQ(live_nbytes(pool), 0);
-    CHECK_OK(nrm_resource_trim(pool, 0, NULL));
-    CHECK_EQ(reserved_nbytes(pool), 0);
-    nrm_resource_release(pool);
-    CHECK_EQ(cuda.cuMemFree(seen), NRM_CUDA_SUCCESS);
-    CHECK_EQ(simulator_count(NRM_CUDASIM_DEVICE_ALLOCATIONS), 0u);
-    CHECK_EQ(simulator_count(NRM_CUDASIM_PHYSICAL), 0u);
-    cuda.cuCtxSetCurrent(NULL);
-    simulator_check_faults();
-}
-
-static void *
-take(size_t nbytes, nrm_stream *stream)
-{
-    void *ptr = NULL;
-    CHECK_OK(nrm_resource_allocate(pool, nbytes, 0, stream, &ptr));
-    nrm__pool_check(pool);
-    return ptr;
-}
-
-static void
-give(void *ptr, nrm_stream *stream)
-{
-    CHECK_OK(nrm_resource_deallocate(pool, ptr, 0, stream));
-    nrm__pool_check(pool);
-}
-
-static void
-write_on(const nrm_stream *stream, void *ptr, unsigned char value)
-{
-    CHECK_EQ(cuda.cuMemsetD8Async((nrm_CUdeviceptr)(uintptr_t)ptr, value, BLOCK,
-                                  handle_of(stream)),
-             NRM_CUDA_SUCCESS);
-}
-
-static void
-read_on(const nrm_stream *stream, const void *ptr)
-{
-    CHECK_EQ(cuda.cuMemcpyAsync(seen, (nrm_CUdeviceptr)(uintptr_t)ptr, BLOCK,
-                                handle_of(stream)),
-             NRM_CUDA_SUCCESS);
-}
-
-static bool
-has_seen(unsigned char value)
-{
-    unsigned char bytes[BLOCK];
-    CHECK_EQ(cuda.cuCtxSynchronize(), NRM_CUDA_SUCCESS);
-    CHECK_EQ(cuda.cuMemcpyDtoH(bytes, seen, BLOCK), NRM_CUDA_SUCCESS);
-    for (size_t k = 0; k < BLOCK; k++) {
-        if (bytes[k] != value) {
-            NOTE("byte %zu is %d", k, bytes[k]);
-            return false;
-        }
-    }
-    return true;
 }
 
 /* From here on the stream has a slot, so that what is freed on it is kept. */
@@ -147,17 +68,8 @@ know(nrm_stream *stream)
 static void *
 put_in_use(nrm_stream *stream, const nrm_stream *aside)
 {
-    nrm_CUevent event = NULL;
     void *ptr = take(BLOCK, stream);
-    write_on(stream, ptr, 7);
-    CHECK_EQ(cuda.cuStreamSynchronize(handle_of(stream)), NRM_CUDA_SUCCESS);
-    hold(aside);
-    CHECK_EQ(cuda.cuMemsetD8Async(seen, 0, 1, handle_of(aside)), NRM_CUDA_SUCCESS);
-    CHECK_EQ(cuda.cuEventCreate(&event, NRM_CU_EVENT_DISABLE_TIMING), NRM_CUDA_SUCCESS);
-    CHECK_EQ(cuda.cuEventRecord(event, handle_of(aside)), NRM_CUDA_SUCCESS);
-    CHECK_EQ(cuda.cuStreamWaitEvent(handle_of(stream), event, 0), NRM_CUDA_SUCCESS);
-    CHECK_EQ(cuda.cuEventDestroy(event), NRM_CUDA_SUCCESS);
-    read_on(stream, ptr);
+    use_behind(handle_of(stream), ptr, aside);
     return ptr;
 }
 
@@ -171,7 +83,7 @@ check_waits(void *used, nrm_stream *stream, const nrm_stream *aside)
     write_on(stream, ptr, 9);
     let_run();
     let_go(aside);
-    CHECK(has_seen(7));
+    CHECK(has_seen(0, 7));
     give(ptr, stream);
 }
 
@@ -469,7 +381,7 @@ TEST(another_thread_gets_it_on_the_same_stream_when_the_pool_is_full)
     write_on(part.stream, ptr, 9);
     CHECK_EQ(sim.call_count("cuStreamWaitEvent"), 1u); /* the test's own */
     let_go(aside);
-    CHECK(has_seen(7));
+    CHECK(has_seen(0, 7));
     worker_run(&worker, give_there, &part);
     give(rest, part.stream);
     worker_end(&worker);
@@ -619,7 +531,7 @@ TEST(a_trim_waits_for_what_a_busy_stream_freed_in_another_thread)
     CHECK_OK(nrm_resource_trim(pool, 0, NULL));
     CHECK_EQ(reserved_nbytes(pool), (int64_t)(N_BLOCKS * BLOCK));
     let_go(part.aside);
-    CHECK(has_seen(7));
+    CHECK(has_seen(0, 7));
     CHECK_OK(nrm_resource_trim(pool, 0, NULL));
     CHECK_EQ(reserved_nbytes(pool), 0);
     worker_end(&worker);
@@ -852,7 +764,7 @@ static const struct kind_case {
 static void
 start_immediate(nrm_kind kind)
 {
-    start_machine();
+    start_device(NULL, 1);
     pool = pool_of(source_of(kind), 0, NRM_REUSE_IMMEDIATE);
 }
 
@@ -885,7 +797,7 @@ static const struct kind_case tracked[] = {
 
 TEST_EACH(memory_that_is_tracked_is_not_kept, tracked)
 {
-    start_machine();
+    start_device(NULL, 1);
     pool = pool_of(source_of(row->kind), 0, NRM_REUSE_CONTEXT);
     for (int i = 0; i < 5; i++) {
         give(take(BLOCK, NULL), NULL);
@@ -921,7 +833,7 @@ static const struct pool_case {
 TEST_EACH(the_per_thread_stream_of_another_thread_goes_the_long_way, pools)
 {
     struct worker worker;
-    start_machine();
+    start_device(NULL, 1);
     pool = pool_of(source_of(row->kind), 0, row->reuse);
     nrm_stream *own = get_per_thread();
     for (int i = 0; i < 3; i++) {

@@ -5,21 +5,14 @@
 #include <string.h>
 
 #include "core/capture.h"
-#include "cuda/context.h"
 #include "cuda/event.h"
-#include "fixtures.h"
-#include "pools/pool.h"
-#include "streams.h"
+#include "device_pool.h"
 
-#define BLOCK ((size_t)4096)
 #define GLOBAL NRM_CU_STREAM_CAPTURE_MODE_GLOBAL
 #define THREAD_LOCAL NRM_CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 #define RELAXED NRM_CU_STREAM_CAPTURE_MODE_RELAXED
 
 enum { N_SEEN = 8, N_BLOCKS = 8, N_LAUNCHES = 100, VALUE = 7 };
-
-static nrm_resource *pool;
-static nrm_CUdeviceptr seen; /* what graphs have read, a BLOCK for each */
 
 /* ---- the program ---- */
 
@@ -40,11 +33,8 @@ pool_of(size_t nbytes)
 static void
 start_machine(const struct nrm_cudasim_config *config, size_t nbytes)
 {
-    simulator_start(config);
+    start_device(config, N_SEEN);
     nrm__cuda_capture_lift(-1);
-    CHECK_OK(nrm__cuda_init(NULL));
-    make_current(0);
-    CHECK_EQ(cuda.cuMemAlloc(&seen, N_SEEN * BLOCK), NRM_CUDA_SUCCESS);
     pool = pool_of(nbytes);
 }
 
@@ -55,58 +45,15 @@ start(size_t nbytes)
     start_machine(NULL, nbytes);
 }
 
-static void
-stop_machine(void)
-{
-    CHECK_EQ(cuda.cuMemFree(seen), NRM_CUDA_SUCCESS);
-    cuda.cuCtxSetCurrent(NULL);
-    simulator_check_faults();
-}
-
 /* Everything went back, whatever graphs there were. */
 static void
-stop(void)
+finish(void)
 {
-    CHECK_EQ(cuda.cuCtxSynchronize(), NRM_CUDA_SUCCESS);
-    nrm__pool_check(pool);
-    CHECK_EQ(live_nbytes(pool), 0);
-    CHECK_OK(nrm_resource_trim(pool, 0, NULL));
-    CHECK_EQ(reserved_nbytes(pool), 0);
+    empty_pool();
     CHECK_EQ(nrm__captures_n_alive(), 0u);
     CHECK_EQ(atomic_load(&nrm__captures_known), 0u);
-    nrm_resource_release(pool);
-    CHECK_EQ(simulator_count(NRM_CUDASIM_PHYSICAL), 0u);
-    CHECK_EQ(simulator_count(NRM_CUDASIM_RESERVATIONS), 0u);
+    stop();
     CHECK_EQ(simulator_count(NRM_CUDASIM_GRAPHS), 0u);
-    stop_machine();
-}
-
-static void *
-take(size_t nbytes, nrm_stream *stream)
-{
-    void *ptr = NULL;
-    CHECK_OK(nrm_resource_allocate(pool, nbytes, 0, stream, &ptr));
-    nrm__pool_check(pool);
-    return ptr;
-}
-
-static void
-give(void *ptr, nrm_stream *stream)
-{
-    CHECK_OK(nrm_resource_deallocate(pool, ptr, 0, stream));
-    nrm__pool_check(pool);
-}
-
-static nrm_status
-try_take(size_t nbytes, nrm_stream *stream)
-{
-    void *ptr = NULL;
-    nrm_status status = nrm_resource_allocate(pool, nbytes, 0, stream, &ptr);
-    nrm__pool_check(pool);
-    if (status == NRM_OK) {
-        give(ptr, stream);
-    }
-    return status;
 }
 
 static nrm_CUdeviceptr
@@ -116,23 +63,10 @@ address(const void *ptr)
 }
 
 static void
-write_on(const nrm_stream *stream, void *ptr, unsigned char value)
-{
-    CHECK_EQ(cuda.cuMemsetD8Async(address(ptr), value, BLOCK, handle_of(stream)),
-             NRM_CUDA_SUCCESS);
-}
-
-static void
 copy_on(const nrm_stream *stream, void *to, const void *from)
 {
     CHECK_EQ(cuda.cuMemcpyAsync(address(to), address(from), BLOCK, handle_of(stream)),
              NRM_CUDA_SUCCESS);
-}
-
-static void
-read_on(const nrm_stream *stream, const void *ptr, int i)
-{
-    copy_on(stream, (void *)(uintptr_t)(seen + (size_t)i * BLOCK), ptr);
 }
 
 static bool
@@ -143,8 +77,10 @@ is_all(nrm_CUdeviceptr ptr, unsigned char value)
     return bytes[0] == value && memcmp(bytes, bytes + 1, BLOCK - 1) == 0;
 }
 
+/* What graphs have read; without a synchronisation, which a capture elsewhere would not
+   survive. */
 static bool
-has_seen(int i, unsigned char value)
+have_seen(int i, unsigned char value)
 {
     return is_all(seen + (size_t)i * BLOCK, value);
 }
@@ -296,7 +232,7 @@ launch_among_others(nrm_CUgraphExec exec, nrm_stream *stream, int n)
         CHECK_EQ(cuda.cuMemsetD8(seen, 0, BLOCK), NRM_CUDA_SUCCESS);
         launch(exec, stream);
         CHECK_EQ(cuda.cuStreamSynchronize(handle_of(stream)), NRM_CUDA_SUCCESS);
-        bool is_right = has_seen(0, VALUE);
+        bool is_right = have_seen(0, VALUE);
         for (int k = 0; k < n_blocks; k++) {
             is_right = is_all(address(blocks[k]), value) && is_right;
             give(blocks[k], other);
@@ -315,7 +251,7 @@ TEST_EACH(a_graph_keeps_what_was_freed_inside_its_capture, kinds)
     CHECK_EQ(launch_among_others(exec, stream, N_LAUNCHES), 0);
     CHECK_EQ(cuda.cuGraphExecDestroy(exec), NRM_CUDA_SUCCESS);
     drop_stream(stream);
-    stop();
+    finish();
 }
 
 TEST_EACH(a_graph_keeps_what_was_freed_after_its_capture, kinds)
@@ -326,7 +262,7 @@ TEST_EACH(a_graph_keeps_what_was_freed_after_its_capture, kinds)
     CHECK_EQ(launch_among_others(exec, stream, N_LAUNCHES), 0);
     CHECK_EQ(cuda.cuGraphExecDestroy(exec), NRM_CUDA_SUCCESS);
     drop_stream(stream);
-    stop();
+    finish();
 }
 
 /* What the two above prove: the same program finds wrong bytes where nobody knows of the
@@ -340,7 +276,7 @@ TEST(without_a_word_the_memory_of_a_graph_is_handed_out)
     CHECK_GT(launch_among_others(exec, stream, 3), 0);
     CHECK_EQ(cuda.cuGraphExecDestroy(exec), NRM_CUDA_SUCCESS);
     drop_stream(stream);
-    stop();
+    finish();
 }
 
 /* ---- inside a capture ---- */
@@ -365,7 +301,7 @@ TEST_EACH(a_capture_uses_its_own_memory_again_on_the_same_stream, kinds)
     CHECK_EQ(cuda.cuGraphDestroy(graph), NRM_CUDA_SUCCESS);
     drop_stream(stream);
     drop_stream(other);
-    stop();
+    finish();
 }
 
 /* Two of its blocks become one, and a part of that goes out again. */
@@ -386,7 +322,7 @@ TEST(what_a_capture_has_freed_merges_and_is_cut)
     CHECK_EQ(parked_nbytes(), (int64_t)(2 * BLOCK));
     CHECK_EQ(cuda.cuGraphDestroy(graph), NRM_CUDA_SUCCESS);
     drop_stream(stream);
-    stop();
+    finish();
 }
 
 /* A stream that was forked into the capture. */
@@ -415,7 +351,7 @@ TEST(two_streams_of_a_capture_do_not_share)
     CHECK_EQ(cuda.cuEventDestroy(event), NRM_CUDA_SUCCESS);
     drop_stream(a);
     drop_stream(b);
-    stop();
+    finish();
 }
 
 /* Work of the stream from before the capture is not before the launch of the graph. */
@@ -436,7 +372,7 @@ TEST_EACH(what_the_stream_freed_before_is_not_the_captures, kinds)
     let_go(stream);
     CHECK_EQ(cuda.cuCtxSynchronize(), NRM_CUDA_SUCCESS);
     drop_stream(stream);
-    stop();
+    finish();
 }
 
 /* ---- nothing breaks a capture ---- */
@@ -463,7 +399,7 @@ TEST_EACH(a_capture_survives_growth_and_what_others_wait_for, kinds)
     nrm_stream_release(a);
     drop_stream(b);
     drop_stream(stream);
-    stop();
+    finish();
 }
 
 /* The pool is full, of what the host has freed and another stream: the driver is asked,
@@ -486,7 +422,7 @@ TEST_EACH(a_capture_survives_an_allocation_that_fails, kinds)
     CHECK_EQ(cuda.cuGraphDestroy(graph), NRM_CUDA_SUCCESS);
     nrm_stream_release(a);
     drop_stream(stream);
-    stop();
+    finish();
 }
 
 TEST(what_is_done_is_found_before_an_allocation_fails)
@@ -503,7 +439,7 @@ TEST(what_is_done_is_found_before_an_allocation_fails)
     CHECK_EQ(cuda.cuGraphDestroy(graph), NRM_CUDA_SUCCESS);
     nrm_stream_release(a);
     drop_stream(stream);
-    stop();
+    finish();
 }
 
 TEST(nothing_is_recorded_on_a_context_while_a_capture_is_announced)
@@ -518,7 +454,7 @@ TEST(nothing_is_recorded_on_a_context_while_a_capture_is_announced)
     nrm_capture_end();
     CHECK_EQ(nrm__cuda_record(0, &event), NRM__RECORDED);
     nrm__cuda_event_recycle(&event);
-    stop();
+    finish();
 }
 
 /* ---- until when the memory is held ---- */
@@ -542,7 +478,7 @@ TEST_EACH(what_was_allocated_before_and_freed_inside_is_the_graphs, kinds)
     CHECK_OK(try_take(BLOCK, other));
     nrm_stream_release(other);
     drop_stream(stream);
-    stop();
+    finish();
 }
 
 /* The graph is gone, but the stream that freed its memory still reads there. */
@@ -563,11 +499,11 @@ TEST(after_the_graph_the_stream_that_freed_counts)
     CHECK_STATUS(try_take(BLOCK, NULL), NRM_OUT_OF_MEMORY);
     let_go(reader);
     CHECK_EQ(cuda.cuCtxSynchronize(), NRM_CUDA_SUCCESS);
-    CHECK(has_seen(0, VALUE));
+    CHECK(have_seen(0, VALUE));
     CHECK_OK(try_take(BLOCK, NULL));
     nrm_stream_release(reader);
     drop_stream(stream);
-    stop();
+    finish();
 }
 
 /* Two neighbours, each with a stream of its own to wait for after the graph. */
@@ -591,12 +527,12 @@ TEST(blocks_of_a_graph_do_not_share_what_comes_after_it)
     give(first, NULL);
     let_go(b);
     CHECK_EQ(cuda.cuCtxSynchronize(), NRM_CUDA_SUCCESS);
-    CHECK(has_seen(0, VALUE));
+    CHECK(have_seen(0, VALUE));
     CHECK_OK(try_take(2 * BLOCK, NULL));
     nrm_stream_release(a);
     nrm_stream_release(b);
     drop_stream(stream);
-    stop();
+    finish();
 }
 
 TEST(a_launch_that_is_pending_holds_what_its_graph_did)
@@ -615,11 +551,11 @@ TEST(a_launch_that_is_pending_holds_what_its_graph_did)
     CHECK_STATUS(try_take(BLOCK, NULL), NRM_OUT_OF_MEMORY);
     let_go(stream);
     CHECK_EQ(cuda.cuStreamSynchronize(handle_of(stream)), NRM_CUDA_SUCCESS);
-    CHECK(has_seen(0, VALUE));
+    CHECK(have_seen(0, VALUE));
     let_run(); /* the destructor is called behind the last operation */
     CHECK_OK(try_take(BLOCK, NULL));
     drop_stream(stream);
-    stop();
+    finish();
 }
 
 /* Allocated in one capture and freed in another. */
@@ -642,7 +578,7 @@ TEST(a_block_of_two_graphs_is_held_by_both)
     CHECK_OK(try_take(BLOCK, NULL));
     drop_stream(a);
     drop_stream(b);
-    stop();
+    finish();
 }
 
 /* It is live when its graph goes, and then an ordinary block. */
@@ -659,7 +595,7 @@ TEST(a_block_outlives_its_graph)
     give(ptr, other);
     nrm_stream_release(other);
     drop_stream(stream);
-    stop();
+    finish();
 }
 
 static void
@@ -693,7 +629,7 @@ TEST_EACH(a_capture_that_fails_gives_everything_back, kinds)
     }
     CHECK_OK(try_take(3 * BLOCK, NULL));
     drop_stream(stream);
-    stop();
+    finish();
 }
 
 TEST(a_stream_destroyed_in_its_capture_gives_everything_back)
@@ -705,7 +641,7 @@ TEST(a_stream_destroyed_in_its_capture_gives_everything_back)
     give(ptr, stream);
     drop_stream(stream);
     CHECK_OK(try_take(BLOCK, NULL));
-    stop();
+    finish();
 }
 
 TEST(a_pool_lives_as_long_as_a_graph_uses_its_memory)
@@ -718,12 +654,12 @@ TEST(a_pool_lives_as_long_as_a_graph_uses_its_memory)
     CHECK_EQ(simulator_count(NRM_CUDASIM_DEVICE_ALLOCATIONS), 2u); /* and `seen` */
     launch(exec, stream);
     CHECK_EQ(cuda.cuStreamSynchronize(handle_of(stream)), NRM_CUDA_SUCCESS);
-    CHECK(has_seen(0, VALUE));
+    CHECK(have_seen(0, VALUE));
     CHECK_EQ(cuda.cuGraphExecDestroy(exec), NRM_CUDA_SUCCESS);
     nrm__captures_reap();
     CHECK_EQ(simulator_count(NRM_CUDASIM_DEVICE_ALLOCATIONS), 1u);
     drop_stream(stream);
-    stop_machine();
+    leave_device();
 }
 
 TEST(the_reset_of_a_context_ends_its_graphs)
@@ -759,7 +695,7 @@ TEST(a_stream_that_stays_is_not_asked_about)
     give(ptr, stream);
     CHECK_EQ(sim.call_count(NULL), before);
     nrm_stream_release(stream);
-    stop();
+    finish();
 }
 
 TEST(a_stream_of_others_is_asked_about_each_time)
@@ -775,7 +711,7 @@ TEST(a_stream_of_others_is_asked_about_each_time)
     CHECK_EQ(sim.call_count("cuStreamIsCapturing"), before + 2);
     CHECK_EQ(sim.call_count("cuStreamGetCaptureInfo"), 0u);
     drop_stream(stream);
-    stop();
+    finish();
 }
 
 /* Nobody has announced it, but there was no memory at hand. */
@@ -797,7 +733,7 @@ TEST(a_capture_is_found_out_where_memory_is_searched)
     give(third, stream);
     CHECK_EQ(cuda.cuGraphDestroy(graph), NRM_CUDA_SUCCESS);
     nrm_stream_release(stream);
-    stop();
+    finish();
 }
 
 /* ---- drivers that cannot do it ---- */
@@ -830,7 +766,7 @@ TEST_EACH(without_user_objects_the_memory_stays_with_the_pool, lacks)
     nrm_resource_release(pool);
     CHECK_EQ(nrm__captures_n_alive(), 0u);
     drop_stream(stream);
-    stop_machine();
+    leave_device();
 }
 
 /* ---- two captures at once ---- */
@@ -855,7 +791,7 @@ capture_and_launch(void *argument)
         for (int i = 0; i < 3; i++) {
             launch(exec, stream);
             CHECK_EQ(cuda.cuStreamSynchronize(handle_of(stream)), NRM_CUDA_SUCCESS);
-            CHECK(has_seen(number, (unsigned char)(number + 1)));
+            CHECK(have_seen(number, (unsigned char)(number + 1)));
         }
         CHECK_EQ(cuda.cuGraphExecDestroy(exec), NRM_CUDA_SUCCESS);
     }
@@ -875,7 +811,7 @@ TEST(two_threads_capture_at_once)
     for (int i = 0; i < 2; i++) {
         pthread_join(threads[i], NULL);
     }
-    stop();
+    finish();
 }
 
 CHECK_MAIN

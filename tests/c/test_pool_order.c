@@ -9,19 +9,12 @@
 
 #include "base/bits.h"
 #include "core/hooks.h"
-#include "cuda/context.h"
-#include "fixtures.h"
+#include "device_pool.h"
 #include "nrm/options.h"
-#include "pools/pool.h"
-#include "streams.h"
 
-#define BLOCK ((size_t)4096)
 #define FOREVER NRM_ON_EXHAUSTED_WAIT
 
 enum { N_SEEN = 8, N_STREAMS = 3, N_THREADS = 3 };
-
-static nrm_resource *pool;
-static nrm_CUdeviceptr seen; /* what kernels have read, a BLOCK for each */
 
 /* ---- the program ---- */
 
@@ -48,85 +41,12 @@ device_source(void)
     return mr;
 }
 
-static void
-start_machine(const struct nrm_cudasim_config *config)
-{
-    simulator_start(config);
-    CHECK_OK(nrm__cuda_init(NULL));
-    make_current(0);
-    CHECK_EQ(cuda.cuMemAlloc(&seen, N_SEEN * BLOCK), NRM_CUDA_SUCCESS);
-}
-
 /* A pool that has `nbytes` and gets no more; 0: it grows. */
 static void
 start(size_t nbytes)
 {
-    start_machine(NULL);
+    start_device(NULL, N_SEEN);
     pool = pool_of(device_source(), nbytes, NRM_REUSE_DEFAULT, NRM_ON_EXHAUSTED_ERROR);
-}
-
-/* Everything went back, whatever is in use. */
-static void
-stop(void)
-{
-    CHECK_EQ(cuda.cuCtxSynchronize(), NRM_CUDA_SUCCESS);
-    nrm__pool_check(pool);
-    CHECK_EQ(live_nbytes(pool), 0);
-    CHECK_OK(nrm_resource_trim(pool, 0, NULL));
-    CHECK_EQ(reserved_nbytes(pool), 0);
-    nrm_resource_release(pool);
-    CHECK_EQ(cuda.cuMemFree(seen), NRM_CUDA_SUCCESS);
-    CHECK_EQ(simulator_count(NRM_CUDASIM_DEVICE_ALLOCATIONS), 0u);
-    CHECK_EQ(simulator_count(NRM_CUDASIM_PHYSICAL), 0u);
-    CHECK_EQ(simulator_count(NRM_CUDASIM_RESERVATIONS), 0u);
-    cuda.cuCtxSetCurrent(NULL);
-    simulator_check_faults();
-}
-
-static void *
-take(size_t nbytes, nrm_stream *stream)
-{
-    void *ptr = NULL;
-    CHECK_OK(nrm_resource_allocate(pool, nbytes, 0, stream, &ptr));
-    nrm__pool_check(pool);
-    return ptr;
-}
-
-static void
-give(void *ptr, nrm_stream *stream)
-{
-    CHECK_OK(nrm_resource_deallocate(pool, ptr, 0, stream));
-    nrm__pool_check(pool);
-}
-
-static nrm_status
-try_take(size_t nbytes, nrm_stream *stream)
-{
-    void *ptr = NULL;
-    nrm_status status = nrm_resource_allocate(pool, nbytes, 0, stream, &ptr);
-    nrm__pool_check(pool);
-    if (status == NRM_OK) {
-        give(ptr, stream);
-    }
-    return status;
-}
-
-static void
-write_on(const nrm_stream *stream, void *ptr, unsigned char value)
-{
-    CHECK_EQ(cuda.cuMemsetD8Async((nrm_CUdeviceptr)(uintptr_t)ptr, value, BLOCK,
-                                  handle_of(stream)),
-             NRM_CUDA_SUCCESS);
-}
-
-/* A kernel that reads a block into a place of `seen`. */
-static void
-read_on(const nrm_stream *stream, const void *ptr, int i)
-{
-    CHECK_EQ(cuda.cuMemcpyAsync(seen + (size_t)i * BLOCK,
-                                (nrm_CUdeviceptr)(uintptr_t)ptr, BLOCK,
-                                handle_of(stream)),
-             NRM_CUDA_SUCCESS);
 }
 
 /* A block of 7s that the stream, held, is about to read when it is freed on `freed_on`. */
@@ -140,22 +60,6 @@ use_and_free(nrm_stream *stream, int i, nrm_stream *freed_on)
     read_on(stream, ptr, i);
     give(ptr, freed_on);
     return ptr;
-}
-
-static bool
-has_seen(int i, unsigned char value)
-{
-    unsigned char bytes[BLOCK];
-    CHECK_EQ(cuda.cuCtxSynchronize(), NRM_CUDA_SUCCESS);
-    CHECK_EQ(cuda.cuMemcpyDtoH(bytes, seen + (size_t)i * BLOCK, BLOCK),
-             NRM_CUDA_SUCCESS);
-    for (size_t k = 0; k < BLOCK; k++) {
-        if (bytes[k] != value) {
-            NOTE("byte %zu of block %d is %d", k, i, bytes[k]);
-            return false;
-        }
-    }
-    return true;
 }
 
 static int64_t
@@ -306,7 +210,7 @@ TEST_EACH(streams_that_nobody_created_have_their_own_blocks_too, specials)
 
 TEST(immediate_reuse_asks_nobody)
 {
-    start_machine(NULL);
+    start_device(NULL, N_SEEN);
     pool = pool_of(device_source(), BLOCK, NRM_REUSE_IMMEDIATE, NRM_ON_EXHAUSTED_ERROR);
     nrm_stream *a = new_stream();
     void *ptr = use_and_free(a, 0, a);
@@ -837,7 +741,7 @@ let_go_soon(void *stream)
 TEST(a_full_pool_waits_for_the_gpu_if_it_is_told_to)
 {
     pthread_t thread;
-    start_machine(NULL);
+    start_device(NULL, N_SEEN);
     pool = pool_of(device_source(), BLOCK, NRM_REUSE_DEFAULT, FOREVER);
     nrm_stream *a = new_stream();
     void *ptr = use_and_free(a, 0, a);
@@ -919,7 +823,7 @@ TEST(a_pool_that_ends_gives_nothing_back_that_is_in_use)
     pthread_t thread;
     nrm_callback_options options = NRM_OPTIONS(nrm_callback_options);
     nrm_resource *upstream = NULL;
-    start_machine(NULL);
+    start_device(NULL, N_SEEN);
     options.kind = NRM_KIND_DEVICE;
     options.allocate = others_allocate;
     options.deallocate = others_deallocate;
@@ -951,7 +855,7 @@ static const struct crossing {
 TEST_EACH(pinned_memory_that_crosses_is_done, crossings)
 {
     nrm_resource *source = NULL;
-    start_machine(NULL);
+    start_device(NULL, N_SEEN);
     CHECK_OK(nrm_pinned_create(NULL, &source));
     pool = pool_of(source, BLOCK, NRM_REUSE_DEFAULT, NRM_ON_EXHAUSTED_ERROR);
     nrm_stream *a = new_stream(), *b = new_stream();
@@ -1061,7 +965,7 @@ start_program(const struct program *program)
 {
     struct nrm_cudasim_config config = simulator_config();
     config.seed = program->seed;
-    start_machine(&config);
+    start_device(&config, N_SEEN);
     CHECK_OK(nrm_option_set(NRM_OPT_SEGMENT_NBYTES, program->segment_nbytes));
     pool = pool_of(device_source(), program->nbytes, NRM_REUSE_DEFAULT,
                    NRM_ON_EXHAUSTED_ERROR);

@@ -94,11 +94,11 @@ worker_end(struct worker *worker)
 
 /* How many cells and blocks of a pool the calling thread keeps. */
 static inline size_t
-n_kept(nrm_resource *pool)
+n_kept(nrm_resource *mr)
 {
     size_t n = 0;
     struct nrm__cache *cache;
-    struct nrm__slot *slot = nrm__cache_enter_slot(pool, &cache);
+    struct nrm__slot *slot = nrm__cache_enter_slot(mr, &cache);
     if (slot == NULL) {
         return 0;
     }
@@ -121,20 +121,20 @@ static const size_t kept_nbytes[] = {1,    64,    100,   1000,   8192,
 
 /* Allocates and gives back a few blocks of every size, so that the thread keeps some. */
 static inline void
-fill_cache(void *pool)
+fill_cache(void *mr)
 {
     void *ptrs[N_KEPT_SIZES][4];
     for (size_t i = 0; i < N_KEPT_SIZES; i++) {
         for (size_t k = 0; k < 4; k++) {
-            ptrs[i][k] = allocate(pool, kept_nbytes[i]);
+            ptrs[i][k] = allocate(mr, kept_nbytes[i]);
         }
     }
     for (size_t i = 0; i < N_KEPT_SIZES; i++) {
         for (size_t k = 0; k < 4; k++) {
-            CHECK_OK(nrm_resource_deallocate(pool, ptrs[i][k], 0, NULL));
+            CHECK_OK(nrm_resource_deallocate(mr, ptrs[i][k], 0, NULL));
         }
     }
-    CHECK_GT(n_kept(pool), N_KEPT_SIZES);
+    CHECK_GT(n_kept(mr), N_KEPT_SIZES);
 }
 
 #endif
