@@ -12,6 +12,7 @@ import gc
 import mmap
 import os
 import pickle
+import signal
 import sys
 import threading
 import time
@@ -498,6 +499,38 @@ def unlocks(driver: Driver, address: int) -> bool:
             return True
         time.sleep(0.01)
     return False
+
+
+@pytest.mark.parametrize("ending", ["close", "with"])
+def test_a_signal_ends_the_wait_of_closing(driver: Driver, ending: str) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop(*_: object) -> None:
+        raise Stop
+
+    whole, more = np.zeros(MIB, np.uint8), np.zeros(MIB, np.uint8)
+    device, stream = driver.allocate(MIB), driver.create_stream()
+    pin = numpy_rmm.pin(whole, more)
+    before = signal.signal(signal.SIGUSR1, stop)
+    try:
+        with driver.held(stream):
+            driver.check(
+                driver.cuMemcpyHtoDAsync(device, whole.ctypes.data, MIB, stream)
+            )
+            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+            leave = {"close": pin.close, "with": pin.__enter__().__exit__}[ending]
+            with pytest.raises(Stop):
+                leave(*([None] * 3 if ending == "with" else []))
+            assert pin.closed
+            assert is_locked(driver, whole.ctypes.data)
+            assert is_locked(driver, more.ctypes.data)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert unlocks(driver, whole.ctypes.data)
+    assert unlocks(driver, more.ctypes.data)
+    driver.check(driver.cuStreamDestroy(stream))
+    driver.check(driver.cuMemFree(device))
 
 
 @pytest.mark.parametrize("ending", ["close", "del"])

@@ -38,6 +38,7 @@
 
 #define PAUSE_FIRST_NS UINT64_C(20000) /* between two looks; doubled up to ... */
 #define PAUSE_LAST_NS UINT64_C(500000)
+#define ASK_NS UINT64_C(50000000) /* between two questions whether the wait goes on */
 
 enum { MAX_FAILURES = 8 }; /* to unlock one range, before it is left as it is */
 
@@ -439,9 +440,31 @@ record_all(struct nrm__cuda_event *events)
     return n;
 }
 
-/* Until everything submitted so far is done, as long as it takes. False: it is not. */
+/* How long a closing thread waits: until this says no, or NULL: as long as it takes. Asked
+   attached. */
+struct patience {
+    bool (*goes_on)(void);
+    void *token; /* of the detachment */
+    uint64_t next_ns;
+};
+
 static bool
-wait_for_all(void)
+has_patience(struct patience *patience)
+{
+    uint64_t now = nrm__clock_ns();
+    if (patience->goes_on == NULL || now < patience->next_ns) {
+        return true;
+    }
+    nrm__attach(patience->token);
+    bool yes = patience->goes_on();
+    patience->token = nrm__detach();
+    patience->next_ns = now + ASK_NS;
+    return yes;
+}
+
+/* Until everything submitted so far is done. False: it is not. */
+static bool
+wait_for_all(struct patience *patience)
 {
     struct nrm__cuda_event events[NRM__MAX_DEVICES];
     uint64_t pause = PAUSE_FIRST_NS;
@@ -451,7 +474,7 @@ wait_for_all(void)
         if (status == NRM_OK) {
             nrm__cuda_event_recycle(&events[--n]);
         }
-        else if (status == NRM_DEVICE_LOST) {
+        else if (status == NRM_DEVICE_LOST || !has_patience(patience)) {
             recycle(events, n);
             return false;
         }
@@ -531,12 +554,13 @@ uncount(nrm_pin *pin)
 }
 
 static void
-unlock_later_or_now(uintptr_t start, uint64_t turn)
+unlock_later_or_now(uintptr_t start, uint64_t turn, bool (*ask)(void))
 {
     struct keepalive kept = {0};
-    void *token = nrm__detach();
-    bool is_done = wait_for_all() && finish(start, turn, &kept);
-    nrm__attach(token);
+    struct patience patience = {.goes_on = ask, .next_ns = nrm__clock_ns() + ASK_NS};
+    patience.token = nrm__detach();
+    bool is_done = wait_for_all(&patience) && finish(start, turn, &kept);
+    nrm__attach(patience.token);
     if (!is_done && !nrm__is_exiting()) {
         retire(start, turn);
     }
@@ -562,6 +586,12 @@ destroy_in_child(nrm_pin *pin)
 void
 nrm_pin_destroy(nrm_pin *pin)
 {
+    nrm__pin_destroy_while(pin, NULL);
+}
+
+void
+nrm__pin_destroy_while(nrm_pin *pin, bool (*ask)(void))
+{
     if (pin == NULL || nrm__is_exiting()) {
         return; /* the process ends with its memory as it is */
     }
@@ -572,7 +602,7 @@ nrm_pin_destroy(nrm_pin *pin)
         uintptr_t start = pin->range->node.start;
         uint64_t turn = uncount(pin);
         if (turn != 0) {
-            unlock_later_or_now(start, turn);
+            unlock_later_or_now(start, turn, ask);
         }
     }
     drop(&pin->keepalive);

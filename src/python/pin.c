@@ -316,9 +316,16 @@ lock_all(struct module_state *state, struct pin_object *self, PyObject *objects)
     return 0;
 }
 
+/* Ctrl-C, and what else a handler of a signal raises, ends a wait. */
+static bool
+is_uninterrupted(void)
+{
+    return !PyErr_Occurred() && PyErr_CheckSignals() == 0;
+}
+
 /* Without effect the second time. Other threads run meanwhile. */
 static void
-unlock_all(struct pin_object *self)
+unlock_all(struct pin_object *self, bool (*ask)(void))
 {
     struct item *items;
     Py_ssize_t n_items;
@@ -329,9 +336,17 @@ unlock_all(struct pin_object *self)
     self->n_items = 0;
     COMPAT_END_CRITICAL_SECTION();
     for (Py_ssize_t i = 0; i < n_items; i++) {
-        nrm_pin_destroy(items[i].pin);
+        nrm__pin_destroy_while(items[i].pin, ask);
     }
     PyMem_Free(items);
+}
+
+/* -1: a handler of a signal has raised; the memory is unlocked when the GPU is done. */
+static int
+unlock_until_interrupted(struct pin_object *self)
+{
+    unlock_all(self, is_uninterrupted);
+    return PyErr_Occurred() ? -1 : 0;
 }
 
 /* ---- the type ---- */
@@ -350,7 +365,7 @@ pin_traverse(PyObject *object, visitproc visit, void *arg)
 static int
 pin_clear(PyObject *object)
 {
-    unlock_all(pin_of(object));
+    unlock_all(pin_of(object), NULL);
     return 0;
 }
 
@@ -363,7 +378,7 @@ pin_dealloc(PyObject *object)
     if (pin_of(object)->weakrefs != NULL) {
         PyObject_ClearWeakRefs(object);
     }
-    unlock_all(pin_of(object));
+    unlock_all(pin_of(object), NULL);
     compat_restore_error(pending);
     type->tp_free(object);
     Py_DECREF(type);
@@ -401,8 +416,7 @@ pin_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 static PyObject *
 pin_close(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    unlock_all(pin_of(object));
-    if (errors_begin_call() < 0) {
+    if (unlock_until_interrupted(pin_of(object)) < 0 || errors_begin_call() < 0) {
         return NULL;
     }
     Py_RETURN_NONE;
@@ -421,7 +435,9 @@ pin_enter(PyObject *object, PyObject *Py_UNUSED(unused))
 static PyObject *
 pin_exit(PyObject *object, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(n))
 {
-    unlock_all(pin_of(object));
+    if (unlock_until_interrupted(pin_of(object)) < 0) {
+        return NULL;
+    }
     Py_RETURN_NONE;
 }
 
@@ -485,8 +501,9 @@ static PyMethodDef pin_methods[] = {
          "close($self)\n--\n\n"
          "Unlock the memory; without effect on a pin that is closed.\n\n"
          "The last pin of a buffer waits until all work that was submitted to any\n"
-         "device before is done. In a stream's host function, and inside\n"
-         ":func:`stream_capture`, it does not wait: the memory is unlocked later,\n"
+         "device before is done; an exception that a handler of a signal raises, as\n"
+         "Ctrl-C does, ends the wait. In a stream's host function, and inside\n"
+         ":func:`stream_capture`, it does not wait. Then the memory is unlocked later,\n"
          "by the next call that allocates page-locked memory, or by :func:`trim`,\n"
          "and kept alive until then.\n")},
     {"__enter__", pin_enter, METH_NOARGS, PyDoc_STR("__enter__($self)\n--\n\nItself.")},
