@@ -7,6 +7,7 @@ two sides overlap, a contiguous buffer goes between them.
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any, Literal, Protocol, overload
 
@@ -156,6 +157,8 @@ def _read(name: str, value: Any, other: Any) -> _Side:
         if address < 0 or address >= 1 << 64:
             raise ValueError(f"{name}: {address} is no address")
         like = _read("src" if name == "dst" else "dst", other, None)
+        nbytes = math.prod(like.shape) * like.dtype.itemsize
+        _core._copy_fits(name, address, nbytes)
         return _Side(value, address, like.dtype, like.shape)
     interface = getattr(value, "__cuda_array_interface__", None)
     if interface is not None:
@@ -321,7 +324,8 @@ def copyto(
     TypeError
         For dtypes that differ, Python objects, masks, and what is no array or stream.
     ValueError
-        For shapes that differ, and a `dst` that is read-only.
+        For shapes that differ, a `dst` that is read-only, and an address in a block of
+        ours that the other side does not fit into.
     CudaError
         When the driver failed.
 

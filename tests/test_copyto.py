@@ -373,6 +373,23 @@ def test_streams_of_others(driver: Driver, device: MakeDevice, kind: str) -> Non
 # ---- what is refused -----------------------------------------------------------------
 
 
+@pytest.mark.parametrize("offset", [0, 512])
+def test_an_address_where_it_does_not_fit(driver: Driver, offset: int) -> None:
+    pool = mr.PoolMemoryResource(mr.CudaMemoryResource())
+    address = pool.allocate(1000)
+    given = np.zeros(1001 - offset, np.uint8)
+    message = (
+        rf": {given.nbytes} B do not fit at {address + offset:#x}, where the block "
+    )
+    message += f"ends after {1000 - offset} B"
+    with pytest.raises(ValueError, match=f"^dst{message}$"):
+        copyto(address + offset, given)
+    with pytest.raises(ValueError, match=f"^src{message}$"):
+        copyto(given, address + offset)
+    copyto(address + offset, given[1:])
+    pool.deallocate(address, 1000)
+
+
 def test_dtypes_that_differ(device: MakeDevice) -> None:
     target = device(np.zeros(3, np.int32))
     with pytest.raises(TypeError, match="dst has dtype int32, src int64"):

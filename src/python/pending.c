@@ -10,9 +10,11 @@
 
 #include <stdatomic.h>
 
+#include "base/error.h"
 #include "base/lock.h"
 #include "core/hooks.h"
 #include "core/transfer.h"
+#include "nrm/options.h"
 #include "nrm/resource.h"
 #include "nrm/uses.h"
 #include "os/fork.h"
@@ -442,6 +444,35 @@ copy_wait_for(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* An address alone says no size: in a block of ours the copy must not leave that. */
+static PyObject *
+copy_fits(PyObject *module, PyObject *args)
+{
+    const char *name;
+    unsigned long long address;
+    Py_ssize_t nbytes;
+    nrm_block_info block;
+    char wanted[32], had[32];
+    if (!PyArg_ParseTuple(args, "sKn:_copy_fits", &name, &address, &nbytes)) {
+        return NULL;
+    }
+    if (nrm_block_find((const void *)(uintptr_t)address, &block) != NRM_OK) {
+        Py_RETURN_NONE;
+    }
+    nrm_resource_release(block.resource);
+    size_t left = block.nbytes - (size_t)(address - (uintptr_t)block.ptr);
+    if ((size_t)nbytes <= left) {
+        Py_RETURN_NONE;
+    }
+    nrm_format_nbytes((size_t)nbytes, wanted, sizeof wanted);
+    nrm_format_nbytes(left, had, sizeof had);
+    return errors_raise(module_state(module),
+                        nrm__error(NRM_INVALID_VALUE,
+                                   "%s: %s do not fit at 0x%llx, where the block ends "
+                                   "after %s",
+                                   name, wanted, address, had));
+}
+
 PyMethodDef pending_functions[] = {
     {"_copy_submit", copy_submit, METH_VARARGS,
      PyDoc_STR("_copy_submit($module, dst, src, between, dst_address, src_address,\n"
@@ -453,6 +484,9 @@ PyMethodDef pending_functions[] = {
      PyDoc_STR(
          "_copy_plan($module, itemsize, shape, dst_strides, src_strides, /)\n--\n\n"
          "(calls, rows of a call, bytes of a row) that a copy becomes.")},
+    {"_copy_fits", copy_fits, METH_VARARGS,
+     PyDoc_STR("_copy_fits($module, name, address, nbytes, /)\n--\n\n"
+               "Raise ValueError when the bytes go beyond a block of ours.")},
     {"_copy_done", copy_done, METH_VARARGS,
      PyDoc_STR("_copy_done($module, dst, src, /)\n--\n\nA Pending that is done.")},
     {"_copy_wait_for", copy_wait_for, METH_VARARGS,
