@@ -76,8 +76,8 @@ def program(build: Path | None, buildtype: str = "release") -> Path:
     with (build.parent / f"{build.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (build / "build.ninja").exists():
-            options = [f"--buildtype={buildtype}", "-Dbenchmarks=true"]
-            _run([*MESON, "setup", *options, str(build)])
+            options = ["-Dbenchmarks=true", "-Dextension=false"]
+            _run([*MESON, "setup", f"--buildtype={buildtype}", *options, str(build)])
         _run([*MESON, "compile", "-C", str(build), "benchmarks"])
     return build / "benchmarks" / "core" / "nrm_bench"
 

@@ -22,16 +22,22 @@ def get_include():
 NO_NUMPY = "raise ImportError"
 
 
-def setup(tmp_path: Path, *arguments: str, **environ: str) -> str:
-    """The error that meson ends with."""
+def run_setup(
+    tmp_path: Path, *arguments: str, **environ: str
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "mesonbuild.mesonmain", "setup", *arguments]
-    done = subprocess.run(
+    return subprocess.run(
         [*command, tmp_path / "build", ROOT],
         env={**os.environ, **environ},
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def setup(tmp_path: Path, *arguments: str, **environ: str) -> str:
+    """The error that meson ends with."""
+    done = run_setup(tmp_path, *arguments, **environ)
     assert done.returncode == 1, done.stdout
     found = re.search(r"ERROR: Problem encountered: (.*)", done.stdout)
     assert found is not None, done.stdout
@@ -93,6 +99,21 @@ def test_numpy_headers_that_are_too_old(tmp_path: Path) -> None:
     error = setup(tmp_path, option)
     assert "older than 2.0" in error
     assert str(header.parents[1]) in error
+
+
+@pytest.mark.parametrize("missing", ["NumPy", "headers"])
+def test_the_core_alone_needs_neither(missing: str, tmp_path: Path) -> None:
+    option = (
+        python_with_numpy(tmp_path, NO_NUMPY)
+        if missing == "NumPy"
+        else python_without_headers(tmp_path)
+    )
+    options = ["-Dextension=false", "-Dtests=true", "-Dbenchmarks=true"]
+    done = run_setup(tmp_path, option, *options, PKG_CONFIG="false")
+    assert done.returncode == 0, done.stdout
+    ninja = (tmp_path / "build" / "build.ninja").read_text()
+    assert "nrm_bench" in ninja
+    assert "src/python" not in ninja
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,8 @@ def programs() -> Path:
     digest = hashlib.sha256(key.encode()).hexdigest()[:8]
     build = ROOT / "build" / f"c-tests-{digest}"
     build.mkdir(parents=True, exist_ok=True)
-    setup: list[str | Path] = [*MESON, "setup", "-Dtests=true", "-Dslow_asserts=true"]
+    setup: list[str | Path] = [*MESON, "setup", "-Dextension=false"]
+    setup += ["-Dtests=true", "-Dslow_asserts=true"]
     if SANITIZE:
         setup += [f"-Db_sanitize={SANITIZE}", "-Db_lundef=false"]
     with locked(build.parent / f"{build.name}.lock"):
