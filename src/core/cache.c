@@ -23,11 +23,14 @@
 #define CLASS_NBYTES ((size_t)128 * 1024)
 #define CLASS_MIN_CELLS 16u
 
-/* Blocks that a thread keeps of one size: below NRM__SIZED_MAX by their bytes, at least so
-   many; and else. */
+/* Blocks that a thread keeps of one size: of small ones by their bytes, at least so many; of
+   others what the limit of all allows; and in sets that are shared by several. */
 #define SIZE_NBYTES ((size_t)512 * 1024)
 #define SIZE_MIN_BLOCKS 8u
+#define SMALL_SIZES 24u
 #define HASHED_BLOCKS 6u
+
+#define KEPT_SHIFT 6 /* of what a thread has live it keeps this fraction too */
 
 struct nrm__cache_common nrm__cache_common = {.is_alone = true};
 
@@ -145,13 +148,15 @@ init_sets(struct nrm__magazines *magazines)
     for (size_t i = 0; i < NRM__CACHE_HASHED; i++) {
         magazines->sets[i].capacity = HASHED_BLOCKS;
     }
+    magazines->sets[NRM__CACHE_LARGE].capacity = 1;
     for (size_t i = 0; i < NRM__CACHE_SIZES; i++) {
         struct nrm__cache_set *set = &magazines->sets[NRM__CACHE_HASHED + i];
         set->nbytes = (9 + i % 8) * (NRM__SLAB_MAX / 8) << i / 8;
         set->stream = 0;
         set->is_sized = true;
         size_t n = nrm__max(SIZE_NBYTES / set->nbytes, SIZE_MIN_BLOCKS);
-        set->capacity = (uint16_t)nrm__min(n, NRM__CACHE_WAYS);
+        set->capacity = (uint16_t)(i < SMALL_SIZES ? nrm__min(n, NRM__CACHE_WAYS)
+                                                   : NRM__CACHE_WAYS);
     }
 }
 
@@ -162,11 +167,13 @@ init_magazines(struct nrm__magazines *magazines, const struct nrm__front *front)
     magazines->pool = front->pool;
     magazines->granule = front->granule;
     magazines->shift = front->shift;
-    magazines->rounds = front->rounds;
-    /* The largest size has no set of its own where requests of 64 KiB are blocks of that:
-       nobody need look then which set they belong to. */
+    magazines->rounded_max = front->rounded_max;
     magazines->sized_limit =
-        front->rounds ? NRM__SIZED_MAX - NRM__SLAB_MAX - (front->shift == 0) : 0;
+        front->rounded_max != 0
+            ? nrm__align_up(front->rounded_max, NRM__KIB) - NRM__SLAB_MAX
+            : 0;
+    magazines->sized_requests =
+        front->rounded_max != 0 ? front->rounded_max - NRM__SLAB_MAX : 0;
     init_sets(magazines);
     magazines->recent = magazines->sets;
     magazines->alignment = nrm__kind_alignment(kind);
@@ -561,16 +568,17 @@ take_set(struct nrm__magazines *magazines, struct nrm__cache_set *set,
     return take_oldest(magazines, set, set->n, out);
 }
 
-/* Each in its turn. */
-static bool
-take_next_set(struct nrm__magazines *magazines, struct nrm__cache_set *out)
+/* The next one that has any, in turn; NULL: none has. */
+static struct nrm__cache_set *
+next_set(struct nrm__magazines *magazines)
 {
-    bool found = false;
-    for (size_t i = 0; i < NRM__CACHE_SETS && !found; i++) {
+    for (size_t i = 0; i < NRM__CACHE_SETS; i++) {
         unsigned victim = magazines->next_victim++ % NRM__CACHE_SETS;
-        found = take_set(magazines, &magazines->sets[victim], out);
+        if (magazines->sets[victim].n != 0) {
+            return &magazines->sets[victim];
+        }
     }
-    return found;
+    return NULL;
 }
 
 bool
@@ -581,9 +589,41 @@ nrm__cache_give_up_set(nrm_resource *pool, struct nrm__cache_set *out)
         return false;
     }
     struct nrm__magazines *magazines = slot_of(cache, pool)->magazines;
-    bool found = magazines->set_nbytes != 0 && take_next_set(magazines, out);
+    struct nrm__cache_set *set = magazines->set_nbytes != 0 ? next_set(magazines)
+                                                            : NULL;
+    bool found = set != NULL && take_set(magazines, set, out);
     nrm__cache_leave(cache);
     return found;
+}
+
+/* What this thread has live of a resource. */
+static size_t
+live_nbytes(const struct nrm__shard *shard)
+{
+    int64_t nbytes =
+        nrm__owned_get(&shard->top_bytes) - nrm__owned_get(&shard->left_bytes);
+    return nbytes > 0 ? (size_t)nbytes
+                      : 0; /* others' blocks, which it freed, count too */
+}
+
+void
+nrm__cache_set_limit(nrm_resource *pool, size_t limit)
+{
+    struct nrm__cache *cache;
+    if (enter_magazine(pool, 0, &cache) != NULL) {
+        const struct nrm__slot *slot = slot_of(cache, pool);
+        slot->magazines->set_limit =
+            nrm__max(limit, live_nbytes(slot->front) >> KEPT_SHIFT);
+        nrm__cache_leave(cache);
+    }
+}
+
+/* Half of the next set that has any. */
+static bool
+take_some(struct nrm__magazines *magazines, struct nrm__cache_set *out)
+{
+    struct nrm__cache_set *set = next_set(magazines);
+    return set != NULL && take_oldest(magazines, set, (set->n + 1) / 2, out);
 }
 
 bool
@@ -598,51 +638,51 @@ nrm__cache_make_room(nrm_resource *pool, size_t nbytes, uint64_t stream,
     const struct nrm__slot *slot = slot_of(cache, pool);
     struct nrm__magazines *magazines = slot->magazines;
     struct nrm__cache_set *set = nrm__cache_set_of(magazines, nbytes, stream);
+    bool fits = magazines->set_nbytes + nbytes <= magazines->set_limit;
     if (nbytes > slot->stream_limit) {
         found = false;
     }
-    else if (set->is_sized) {
-        found = nrm__cache_set_is_for(set, nbytes, stream) && set->n == set->capacity &&
-                take_oldest(magazines, set, set->n / 2, out);
+    else if (set->n == 0 || nrm__cache_set_is_for(set, nbytes, stream)) {
+        found = set->n == set->capacity ? take_oldest(magazines, set, set->n / 2, out)
+                                        : !fits && take_some(magazines, out);
     }
-    else if (!nrm__cache_set_is_for(set, nbytes, stream)) {
-        found = take_set(magazines, set, out);
-    }
-    else if (set->n < set->capacity &&
-             magazines->set_nbytes + nbytes > magazines->set_limit) {
-        found = take_next_set(magazines, out);
+    else {
+        found = !set->is_sized && take_set(magazines, set, out);
     }
     nrm__cache_leave(cache);
     return found;
 }
 
-/* The set of a size of blocks that are anybody's, if it has one of its own; NULL: not so. */
+/* The set of a size of blocks for a stream, if it has one of its own; NULL: not so. */
 static struct nrm__cache_set *
-sized_set(const struct nrm__slot *slot, size_t nbytes)
+sized_set(const struct nrm__slot *slot, size_t nbytes, uint64_t stream)
 {
-    struct nrm__cache_set *set = nrm__cache_set_of(slot->magazines, nbytes, 0);
-    bool keeps = set->is_sized && set->nbytes == nbytes && nbytes <= slot->limit;
+    struct nrm__cache_set *set = nrm__cache_set_of(slot->magazines, nbytes, stream);
+    bool keeps = set->is_sized && set->nbytes == nbytes && nbytes <= slot->stream_limit;
     return keeps ? set : NULL;
 }
 
 size_t
-nrm__cache_wanted_blocks(nrm_resource *pool, size_t nbytes)
+nrm__cache_wanted_blocks(nrm_resource *pool, size_t nbytes, uint64_t stream)
 {
     struct nrm__cache *cache;
     if (enter_magazine(pool, 0, &cache) == NULL) {
         return 0;
     }
     const struct nrm__slot *slot = slot_of(cache, pool);
-    const struct nrm__cache_set *set = sized_set(slot, nbytes);
+    const struct nrm__cache_set *set = sized_set(slot, nbytes, stream);
+    const struct nrm__magazines *magazines = slot->magazines;
     size_t n = set != NULL && set->n == 0 ? set->capacity / 2u : 0;
-    size_t room = slot->magazines->set_limit - slot->magazines->set_nbytes;
+    size_t room = magazines->set_nbytes < magazines->set_limit
+                      ? magazines->set_limit - magazines->set_nbytes
+                      : 0;
     nrm__cache_leave(cache);
     return nrm__min(n, room / nbytes);
 }
 
 size_t
-nrm__cache_keep_blocks(nrm_resource *pool, size_t nbytes, const struct nrm__cell *cells,
-                       size_t n)
+nrm__cache_keep_blocks(nrm_resource *pool, size_t nbytes, uint64_t stream,
+                       const struct nrm__cell *cells, size_t n)
 {
     struct nrm__cache *cache;
     size_t n_kept = 0;
@@ -650,11 +690,11 @@ nrm__cache_keep_blocks(nrm_resource *pool, size_t nbytes, const struct nrm__cell
         return 0;
     }
     const struct nrm__slot *slot = slot_of(cache, pool);
-    struct nrm__cache_set *set = sized_set(slot, nbytes);
+    struct nrm__cache_set *set = sized_set(slot, nbytes, stream);
     while (set != NULL && n_kept < n &&
-           nrm__cache_has_room(slot->magazines, set, nbytes, 0)) {
+           nrm__cache_has_room(slot->magazines, set, nbytes, stream)) {
         n_kept++;
-        nrm__cache_put_block(slot->magazines, set, nbytes, 0, cells[n - n_kept]);
+        nrm__cache_put_block(slot->magazines, set, nbytes, stream, cells[n - n_kept]);
     }
     nrm__cache_leave(cache);
     return n_kept;
@@ -788,6 +828,18 @@ fork_parent(void)
     }
 }
 
+/* Nobody watches the pools of a child until a block goes the long way, as the next one does
+   now. */
+static void
+keep_no_more(struct nrm__cache *cache)
+{
+    for (size_t i = 0; i < NRM__CACHE_SLOTS; i++) {
+        if (cache->slots[i].magazines != NULL) {
+            cache->slots[i].magazines->set_limit = 0;
+        }
+    }
+}
+
 /* Memory of the driver is of no use in a child: the long way says why. */
 static void
 forbid_driver_memory(struct nrm__cache *cache)
@@ -812,6 +864,7 @@ fork_child(void)
             atomic_store(&cache_of(link)->inside, false);
         }
         forbid_driver_memory(cache_of(link));
+        keep_no_more(cache_of(link));
         let_in_locked(cache_of(link));
     }
 }

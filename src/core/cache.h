@@ -23,13 +23,14 @@
 
 #define NRM__CACHE_SLOTS 46u
 #define NRM__MAGAZINE_CELLS 64u
-#define NRM__CACHE_SIZES 24u /* of blocks below NRM__SIZED_MAX: a set of its own each */
-#define NRM__SIZED_MAX (64 * NRM__KIB)
+#define NRM__CACHE_SIZES 80u  /* of blocks up to 8 MiB: a set of its own each */
 #define NRM__CACHE_HASHED 64u /* as many as hashes: sets of other blocks above cells */
-#define NRM__CACHE_SETS (NRM__CACHE_HASHED + NRM__CACHE_SIZES)
-#define NRM__CACHE_WAYS 29u                /* room for blocks of one size */
-#define NRM__CACHED_MAX (32 * NRM__MIB)    /* largest block that a thread keeps */
-#define NRM__CACHED_NBYTES (64 * NRM__MIB) /* of such blocks in all, of one pool */
+#define NRM__CACHE_LARGE (NRM__CACHE_HASHED + NRM__CACHE_SIZES) /* the set of those */
+#define NRM__CACHE_SETS (NRM__CACHE_LARGE + 1)
+#define NRM__CACHE_WAYS 29u            /* room for blocks of one size */
+#define NRM__LARGE_MIN (32 * NRM__MIB) /* blocks of more bytes are kept one at a time */
+#define NRM__LARGE_FIT 8 /* and are not larger than a request by more than this share */
+#define NRM__CACHED_MAX NRM__GIB /* largest block that a thread keeps */
 
 /* A free cell or block on its way: neither free for others nor live. */
 struct nrm__cell {
@@ -52,6 +53,7 @@ struct nrm__shard {
     atomic_int_least64_t top_bytes, top_count;   /* most of `now` since publishing */
     atomic_int_least64_t base_bytes, base_count; /* of `now`: published */
     atomic_int_least64_t all_bytes, all_count;   /* of `in`: published */
+    int64_t slack_bytes;                         /* so much may stay unpublished */
     struct nrm__link link;                       /* in the list of all shards */
 };
 
@@ -80,14 +82,16 @@ struct nrm__magazines {
     nrm_resource *pool;
     struct nrm__magazines *next_free;
     size_t granule, shift; /* see nrm__cached_nbytes */
-    bool rounds;           /* the same */
-    size_t sized_limit;    /* bytes above cells for which sets have a size; or 0 */
-    size_t alignment;      /* of everything that is kept */
-    size_t cell_limit;     /* requests of more bytes are blocks */
-    bool is_ordered;       /* each block is for the stream that freed it */
-    bool sees_contexts;    /* not for use once a context was reset */
-    int device;            /* of an ordered pool, NRM_DEVICE_NONE until known */
-    unsigned next_victim;  /* the set that makes room for others */
+    size_t rounded_max;    /* the same */
+    /* Of blocks above cells for which sets have a size, and of requests for such blocks: how
+       many there are; or 0. */
+    size_t sized_limit, sized_requests;
+    size_t alignment;              /* of everything that is kept */
+    size_t cell_limit;             /* requests of more bytes are blocks */
+    bool is_ordered;               /* each block is for the stream that freed it */
+    bool sees_contexts;            /* not for use once a context was reset */
+    int device;                    /* of an ordered pool, NRM_DEVICE_NONE until known */
+    unsigned next_victim;          /* the set that makes room for others */
     size_t set_nbytes, set_limit;  /* in all sets: now, and at most */
     struct nrm__cache_set *recent; /* that a block was taken from last */
     struct nrm__magazine classes[NRM__SLAB_N_CLASSES];
@@ -227,8 +231,8 @@ struct nrm__slot *nrm__cache_make_slot(nrm_resource *mr, struct nrm__cache **out
 
 /* ---- cells and blocks, inside ---- */
 
-/* Below NRM__SIZED_MAX there are eight sizes for each doubling, where granules are not larger
-   than that: the step between them. */
+/* The step between sizes of which there are eight for each doubling, where granules are not
+   larger than that. */
 static inline size_t
 nrm__sized_step(size_t nbytes, size_t granule)
 {
@@ -236,18 +240,20 @@ nrm__sized_step(size_t nbytes, size_t granule)
     return nrm__max(step, granule);
 }
 
+#define NRM__SHIFTED_MIN (64 * NRM__KIB)
+
 /* What a pool cuts for a request that is too large for a cell. One that may be a little
-   more generous (`rounds`) has few sizes below 64 KiB, so that a block that one request
+   more generous has few sizes up to `rounded_max`, so that a block that one request
    leaves mostly serves the next one. Where arithmetic is done on it (`shift` is not 0) starts
    of blocks of one size, from 64 KiB up, differ within a page: equal ones make that
-   slower, as their lines fall into the same sets. */
+   slower, as their lines fall into the same sets. Nothing is both rounded and shifted. */
 static inline size_t
-nrm__cached_nbytes(size_t nbytes, size_t granule, bool rounds, size_t shift)
+nrm__cached_nbytes(size_t nbytes, size_t granule, size_t rounded_max, size_t shift)
 {
-    if (nbytes >= NRM__SIZED_MAX) {
-        return nrm__align_up(nbytes, granule) + shift;
+    if (nbytes <= rounded_max) {
+        return nrm__align_up(nbytes, nrm__sized_step(nbytes, granule));
     }
-    return nrm__align_up(nbytes, rounds ? nrm__sized_step(nbytes, granule) : granule);
+    return nrm__align_up(nbytes, granule) + (nbytes >= NRM__SHIFTED_MIN ? shift : 0);
 }
 
 static inline struct nrm__cache_set *
@@ -263,24 +269,41 @@ nrm__cache_set_is_for(const struct nrm__cache_set *set, size_t nbytes, uint64_t 
     return set->nbytes == nbytes && set->stream == stream;
 }
 
-/* Where blocks of a size stand that were freed on a stream, if they are kept. While those of
-   one stream stand in the set of a size, those of others stand where their hash says. */
+/* The set of a size of which `last` is the last byte, and the eighths are 1 << shift. */
 static inline struct nrm__cache_set *
-nrm__cache_set_of(struct nrm__magazines *magazines, size_t nbytes, uint64_t stream)
+nrm__cache_sized_set(struct nrm__magazines *magazines, size_t last, unsigned shift)
 {
-    if (nbytes - NRM__SLAB_MAX - 1 >= magazines->sized_limit) {
-        return nrm__cache_hashed_set(magazines, nbytes, stream);
-    }
-    size_t last = nbytes - 1;
-    unsigned log2 = 63 - (unsigned)__builtin_clzll(last);
-    size_t size = (log2 - 13) * 8 + (last >> (log2 - 3)) - 8;
-    struct nrm__cache_set *set = &magazines->sets[NRM__CACHE_HASHED + size];
+    size_t size = (size_t)(shift - 10) * 8 + (last >> shift) - 8;
+    return &magazines->sets[NRM__CACHE_HASHED + size];
+}
+
+/* While blocks of one stream stand in the set of their size, those of others stand where
+   their hash says. */
+static inline struct nrm__cache_set *
+nrm__cache_set_or_hashed(struct nrm__magazines *magazines, struct nrm__cache_set *set,
+                         size_t nbytes, uint64_t stream)
+{
     if (!magazines->is_ordered || set->stream == stream) {
         return set;
     }
     struct nrm__cache_set *hashed = nrm__cache_hashed_set(magazines, nbytes, stream);
     bool is_hashed = hashed->n != 0 && nrm__cache_set_is_for(hashed, nbytes, stream);
     return set->n != 0 || is_hashed ? hashed : set;
+}
+
+/* Where blocks of a size stand that were freed on a stream, if they are kept. */
+static inline struct nrm__cache_set *
+nrm__cache_set_of(struct nrm__magazines *magazines, size_t nbytes, uint64_t stream)
+{
+    if (nbytes - NRM__SLAB_MAX - 1 >= magazines->sized_limit) {
+        return nbytes > NRM__LARGE_MIN
+                   ? &magazines->sets[NRM__CACHE_LARGE]
+                   : nrm__cache_hashed_set(magazines, nbytes, stream);
+    }
+    size_t last = nbytes - 1;
+    unsigned shift = 60 - (unsigned)__builtin_clzll(last);
+    return nrm__cache_set_or_hashed(
+        magazines, nrm__cache_sized_set(magazines, last, shift), nbytes, stream);
 }
 
 /* There is room for one more block in a set. */
@@ -324,13 +347,17 @@ size_t nrm__cache_give_up_cells(nrm_resource *pool, size_t class_index,
 /* Takes blocks of any size and stream that this thread keeps; false: it keeps none. */
 bool nrm__cache_give_up_set(nrm_resource *pool, struct nrm__cache_set *out);
 
-/* How many blocks more of a size this thread should get at once; 0: none. At most half of
-   NRM__CACHE_WAYS. */
-size_t nrm__cache_wanted_blocks(nrm_resource *pool, size_t nbytes);
+/* How many blocks more of a size, for a stream, this thread should get at once; 0: none. At
+   most half of NRM__CACHE_WAYS. */
+size_t nrm__cache_wanted_blocks(nrm_resource *pool, size_t nbytes, uint64_t stream);
 
-/* Gives it blocks of one size and of no stream; returns how many it took, from the end. */
-size_t nrm__cache_keep_blocks(nrm_resource *pool, size_t nbytes,
+/* Gives it blocks of one size for a stream; returns how many it took, from the end. */
+size_t nrm__cache_keep_blocks(nrm_resource *pool, size_t nbytes, uint64_t stream,
                               const struct nrm__cell *cells, size_t n);
+
+/* A block that could be kept goes the long way: from now on this thread keeps up to `limit`
+   bytes of blocks, or a share of what it has live if that is more. */
+void nrm__cache_set_limit(nrm_resource *pool, size_t limit);
 
 /* Takes the blocks that are in the way of others of a size and stream, which this thread
    could keep otherwise: those of other sizes, or half of a full set, those that it has kept
@@ -340,16 +367,18 @@ bool nrm__cache_make_room(nrm_resource *pool, size_t nbytes, uint64_t stream,
 
 /* ---- counting, inside ---- */
 
-/* What a shard keeps to itself at most, about: the error of a peak that several threads
-   make is no more than that for each of them. A peak of one thread is exact. */
+/* What a shard keeps to itself at most, about, or this share of what all threads have: the
+   error of a peak that several threads make is no more than that for each of them. A peak of
+   one thread is exact. */
 #define NRM__SHARD_BYTES (1 << 20)
+#define NRM__SHARD_SHIFT 8
 #define NRM__SHARD_COUNT 4096
 
 /* Adds what is not published to the resource's own counters; also whenever a thread goes
    the long way. */
 void nrm__shard_publish(struct nrm__shard *shard);
 
-/* Notes a new top, and publishes when so much has come together. From then on no more than
+/* Notes a new top, and publishes when enough has come together. From then on no more than
    `most_left` may be given back before it is called again. */
 void nrm__shard_raise(struct nrm__shard *shard);
 

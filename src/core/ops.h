@@ -89,7 +89,7 @@ struct nrm__front {
     size_t stream_limit;          /* the same of those with a stream */
     size_t cell_limit;            /* requests of more bytes are blocks; 0: all are */
     size_t granule, shift;        /* see nrm__cached_nbytes */
-    bool rounds;                  /* the same */
+    size_t rounded_max;           /* the same */
     size_t kept;     /* bytes of blocks larger than cells that a thread keeps */
     bool is_ordered; /* a block is for the stream that freed it: `limit` is 0 */
     const atomic_bool *forbidden; /* while it is true, all do; or NULL */

@@ -13,6 +13,12 @@ enum { COUNT_TRIES = 100 }; /* of statistics, while threads publish: then about 
 
 static struct nrm__link shards = {&shards, &shards};
 
+static int64_t
+larger(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
 /* ---- for the thread, or while it is out ---- */
 
 /* Around every change of `top` and `base`, and of what is published. A reader in another
@@ -36,7 +42,7 @@ set_most_left(struct nrm__shard *shard)
 {
     nrm__owned_set(&shard->most_left, nrm__owned_get(&shard->top_bytes) -
                                           nrm__owned_get(&shard->base_bytes) +
-                                          NRM__SHARD_BYTES);
+                                          shard->slack_bytes);
 }
 
 static void
@@ -76,6 +82,10 @@ nrm__shard_publish(struct nrm__shard *shard)
             &shard->base_bytes);
     publish(&c->current_count, &c->peak_count, &shard->left_count, &shard->top_count,
             &shard->base_count);
+    shard->slack_bytes =
+        larger(NRM__SHARD_BYTES,
+               atomic_load_explicit(&c->current_bytes, memory_order_relaxed) >>
+                   NRM__SHARD_SHIFT);
     set_most_left(shard);
     end_change(shard);
 }
@@ -115,7 +125,7 @@ nrm__shard_raise(struct nrm__shard *shard)
     int64_t count = nrm__owned_get(&shard->top_count) -
                     nrm__owned_get(&shard->left_count) -
                     nrm__owned_get(&shard->base_count);
-    if (bytes > NRM__SHARD_BYTES || bytes < -NRM__SHARD_BYTES ||
+    if (bytes > shard->slack_bytes || bytes < -shard->slack_bytes ||
         count > NRM__SHARD_COUNT) {
         nrm__shard_publish(shard);
     }
@@ -127,6 +137,7 @@ nrm__shard_create_locked(nrm_resource *mr)
     struct nrm__shard *shard = nrm__node_allocate(sizeof *shard);
     if (shard != NULL) {
         shard->mr = mr;
+        shard->slack_bytes = NRM__SHARD_BYTES;
         nrm__owned_set(&shard->most_left, NRM__SHARD_BYTES);
         nrm__list_append(&shards, &shard->link);
     }
@@ -166,12 +177,6 @@ read_sums(const struct nrm__shard *shard)
         .total_count =
             nrm__owned_get(&shard->in_count) - nrm__owned_get(&shard->all_count),
     };
-}
-
-static int64_t
-larger(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
 }
 
 /* How often the shards of a resource were changed; odd while one is being changed. */

@@ -111,16 +111,35 @@ nrm__short_is_current(const struct nrm__magazines *magazines,
                nrm__cuda_generations();
 }
 
+/* The one that is large, if most of it is for the request. */
+static inline struct nrm__cache_set *
+nrm__short_large_set(struct nrm__magazines *magazines, size_t nbytes,
+                     size_t *out_capacity)
+{
+    struct nrm__cache_set *set = &magazines->sets[NRM__CACHE_LARGE];
+    if (set->nbytes - nbytes <= nbytes / NRM__LARGE_FIT) {
+        *out_capacity = set->nbytes;
+    }
+    return set;
+}
+
 /* What is cut for a request, and the set that it is kept in. */
 static inline struct nrm__cache_set *
 nrm__short_set_of(struct nrm__magazines *magazines, size_t nbytes, uint64_t key,
                   size_t *out_capacity)
 {
-    *out_capacity = nrm__cached_nbytes(nbytes, magazines->granule, magazines->rounds,
-                                       magazines->shift);
-    return nbytes >= NRM__SIZED_MAX
-               ? nrm__cache_hashed_set(magazines, *out_capacity, key)
-               : nrm__cache_set_of(magazines, *out_capacity, key);
+    size_t last = nbytes - 1;
+    if (last - NRM__SLAB_MAX < magazines->sized_requests) {
+        unsigned shift = 60 - (unsigned)__builtin_clzll(last);
+        struct nrm__cache_set *set = nrm__cache_sized_set(magazines, last, shift);
+        *out_capacity = ((last >> shift) + 1) << shift;
+        return nrm__cache_set_or_hashed(magazines, set, *out_capacity, key);
+    }
+    *out_capacity = nrm__cached_nbytes(nbytes, magazines->granule,
+                                       magazines->rounded_max, magazines->shift);
+    return nbytes > NRM__LARGE_MIN
+               ? nrm__short_large_set(magazines, nbytes, out_capacity)
+               : nrm__cache_hashed_set(magazines, *out_capacity, key);
 }
 
 __attribute__((always_inline)) static inline void *

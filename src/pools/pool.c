@@ -43,11 +43,24 @@
 _Static_assert(NRM__MAGAZINE_CELLS / 2 <= NRM__SLAB_BATCH,
                "half a magazine is a batch");
 
+/* Of blocks that are no cells a thread keeps so much at least, or so much of the limit; of
+   device memory less, as what is kept is in the way of what would merge. */
+#define KEPT_NBYTES (64 * NRM__MIB)
+#define KEPT_DEVICE_NBYTES (16 * NRM__MIB)
+#define KEPT_FRACTION 16
+#define IDLE_SHARE 4 /* of what may lie idle, for one large block of plain memory */
+
 static struct nrm__pool *
 pool_from(nrm_resource *mr)
 {
     NRM_ASSERT(mr->ops == &nrm__pool_ops || mr->ops == &nrm__pool_fixed_ops);
     return (struct nrm__pool *)mr;
+}
+
+static struct nrm__pool_block *
+block_at(const struct nrm__segment *segment, const void *ptr)
+{
+    return nrm__pool_block_of(nrm__starts_find(segment, (uintptr_t)ptr));
 }
 
 /* ---- allocation ---- */
@@ -203,14 +216,38 @@ allocate_cell(struct nrm__pool *pool, const struct nrm__request *request,
     return status;
 }
 
-/* A block went the long way: gives this thread some more of the size at once. They are
-   described as what they are, claimed, and held like blocks that it kept itself. */
+/* Under what this thread keeps blocks for a stream; false: not at all. */
+static bool
+find_key(struct nrm__pool *pool, nrm_stream *stream, uint64_t *out)
+{
+    struct nrm__order_tag slot = {0};
+    bool has_key = pool->order == NULL ||
+                   nrm__order_slot_of(stream, nrm_resource_device(&pool->base), &slot);
+    *out = nrm__order_key(slot);
+    return has_key;
+}
+
+/* A block went the long way: gives this thread some more of the size at once, which its
+   stream may use too. They are described as what they are, claimed, and held like blocks that
+   it kept itself. */
 static void
-get_more(struct nrm__pool *pool, size_t nbytes)
+get_more(struct nrm__pool *pool, const struct nrm__block *taken, nrm_stream *stream)
 {
     struct nrm__cell cells[NRM__CACHE_WAYS];
-    size_t n = nrm__cache_wanted_blocks(&pool->base, nbytes);
-    n = n != 0 ? nrm__pool_take_more(pool, nbytes, cells, n) : 0;
+    size_t nbytes = taken->capacity;
+    struct nrm__pool_block *own = block_at(taken->segment, taken->ptr);
+    uint64_t key;
+    if (nbytes > pool->rounded_max || !find_key(pool, stream, &key) ||
+        atomic_load_explicit(&own->live.goes_long, memory_order_relaxed)) {
+        return;
+    }
+    size_t n = nrm__cache_wanted_blocks(&pool->base, nbytes, key);
+    if (n != 0 && pool->order != NULL) {
+        n = nrm__pool_take_beside(pool, own, key, cells, n);
+    }
+    else if (n != 0) {
+        n = nrm__pool_take_more(pool, nbytes, cells, n);
+    }
     for (size_t i = 0; i < n; i++) {
         struct nrm__pool_block *block = nrm__pool_block_of(cells[i].record);
         atomic_store_explicit(&block->live.goes_long, false, memory_order_relaxed);
@@ -218,7 +255,7 @@ get_more(struct nrm__pool *pool, size_t nbytes)
     }
     if (n != 0) {
         nrm__resource_hold(&pool->base, n); /* before they may be given back */
-        size_t n_left = n - nrm__cache_keep_blocks(&pool->base, nbytes, cells, n);
+        size_t n_left = n - nrm__cache_keep_blocks(&pool->base, nbytes, key, cells, n);
         if (n_left != 0) {
             nrm__pool_put_more(pool, cells, n_left);
             nrm__resource_unhold(&pool->base, n_left); /* who asked holds it too */
@@ -239,8 +276,8 @@ pool_allocate(nrm_resource *mr, const struct nrm__request *request,
     if (status != NRM_OK) {
         nrm__resource_unhold(mr, 1);
     }
-    else if (pool->has_slabs && out->capacity <= NRM__SIZED_MAX) {
-        get_more(pool, out->capacity);
+    else {
+        get_more(pool, out, request->stream);
     }
     return status;
 }
@@ -254,12 +291,6 @@ fixed_allocate(nrm_resource *mr, const struct nrm__request *request,
 }
 
 /* ---- deallocation ---- */
-
-static struct nrm__pool_block *
-block_at(const struct nrm__segment *segment, const void *ptr)
-{
-    return nrm__pool_block_of(nrm__starts_find(segment, (uintptr_t)ptr));
-}
 
 static void
 deallocate_cell(struct nrm__pool *pool, const struct nrm__block *block)
@@ -277,22 +308,47 @@ deallocate_cell(struct nrm__pool *pool, const struct nrm__block *block)
     nrm__slabs_put(&pool->slabs, cells, n + 1);
 }
 
+/* Blocks that a thread keeps, in bytes. */
+static size_t
+kept_nbytes(const struct nrm__pool *pool)
+{
+    return nrm__min(pool->order != NULL ? KEPT_DEVICE_NBYTES : KEPT_NBYTES,
+                    pool->maximum_nbytes / KEPT_FRACTION);
+}
+
+/* The same and one more that could be kept otherwise: of ordinary memory if the pool would
+   have left it idle too. */
+static size_t
+kept_limit(struct nrm__pool *pool, size_t nbytes)
+{
+    size_t limit = kept_nbytes(pool);
+    if (pool->order != NULL) {
+        return nrm__min(limit + nrm__min(nbytes, KEPT_DEVICE_NBYTES),
+                        pool->maximum_nbytes / KEPT_FRACTION);
+    }
+    if (nbytes <= NRM__LARGE_MIN || !pool->is_plain) {
+        return limit;
+    }
+    nrm__lock_acquire(&pool->lock);
+    size_t free_nbytes = pool->free_nbytes;
+    nrm__lock_release(&pool->lock);
+    size_t idle = pool->idle_nbytes - nrm__min(free_nbytes, pool->idle_nbytes);
+    return nbytes <= idle / IDLE_SHARE ? limit + nbytes : limit;
+}
+
 /* A block goes the long way: takes what this thread keeps in its place, so that the next
    one like it need not. */
 static bool
 make_room(struct nrm__pool *pool, size_t nbytes, nrm_stream *stream,
           struct nrm__cache_set *out)
 {
-    struct nrm__order_tag slot = {0};
-    if ((pool->has_slabs && (!pool->rounds || nbytes > NRM__SIZED_MAX)) ||
-        !atomic_load(&pool->base.is_cached)) {
+    uint64_t key;
+    if (!atomic_load(&pool->base.is_cached) || !find_key(pool, stream, &key)) {
         return false;
     }
-    bool is_keepable =
-        pool->order == NULL ||
-        nrm__order_slot_of(stream, nrm_resource_device(&pool->base), &slot);
-    return is_keepable &&
-           nrm__cache_make_room(&pool->base, nbytes, nrm__order_key(slot), out);
+    nrm__cache_set_limit(&pool->base, kept_limit(pool, nbytes));
+    bool is_crowded = pool->has_slabs && nbytes > pool->rounded_max;
+    return !is_crowded && nrm__cache_make_room(&pool->base, nbytes, key, out);
 }
 
 static void
@@ -350,7 +406,8 @@ pool_front(nrm_resource *mr, struct nrm__front *out)
 {
     struct nrm__pool *pool = pool_from(mr);
     bool is_seen_by_gpus = mr->kind == NRM_KIND_PINNED || mr->kind == NRM_KIND_MANAGED;
-    size_t limit = nrm__min(NRM__CACHED_MAX, pool->maximum_nbytes / 64);
+    size_t most = pool->is_plain ? NRM__CACHED_MAX : NRM__LARGE_MIN;
+    size_t limit = nrm__min(most, pool->maximum_nbytes / 64);
     *out = (struct nrm__front){
         .pool = mr,
         .limit = pool->order != NULL ? 0 : limit,
@@ -358,8 +415,8 @@ pool_front(nrm_resource *mr, struct nrm__front *out)
         .cell_limit = pool->has_slabs ? NRM__SLAB_MAX : 0,
         .granule = pool->granule,
         .shift = pool->shift,
-        .rounds = pool->rounds,
-        .kept = nrm__min(NRM__CACHED_NBYTES, pool->maximum_nbytes / 16),
+        .rounded_max = pool->rounded_max,
+        .kept = kept_nbytes(pool),
         .is_ordered = pool->order != NULL,
         .forbidden = is_seen_by_gpus ? &nrm__epoch_forbids : NULL,
     };

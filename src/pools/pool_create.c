@@ -16,6 +16,8 @@
 #include "pools/pool.h"
 #include "pools/pool_internal.h"
 
+#define HOST_ROUNDED_MAX (NRM__SHIFTED_MIN - 1) /* more is shifted */
+#define DEVICE_ROUNDED_MAX (8 * NRM__MIB)
 #define IDLE_FRACTION 16 /* of the memory that may lie idle in a host pool */
 #define HOST_GRANULE NRM__KIB
 #define MAX_NODES 64u /* NUMA nodes that have bins of their own */
@@ -78,9 +80,12 @@ set_policy(struct nrm__pool *pool, const nrm_pool_options *options)
                              nrm_option_get(NRM_OPT_ON_EXHAUSTED) == 3);
     pool->has_slabs = kind == NRM_KIND_HOST;
     /* A pool with a limit is to hold what exactly fits. */
-    pool->rounds = options->maximum_nbytes == 0 &&
-                   (pool->has_slabs || kind == NRM_KIND_DEVICE);
-    pool->shift = pool->has_slabs && pool->rounds ? pool->granule : 0;
+    bool is_generous = options->maximum_nbytes == 0;
+    pool->rounded_max = !is_generous              ? 0
+                        : pool->has_slabs         ? HOST_ROUNDED_MAX
+                        : kind == NRM_KIND_DEVICE ? DEVICE_ROUNDED_MAX
+                                                  : 0;
+    pool->shift = pool->has_slabs && is_generous ? pool->granule : 0;
     pool->is_plain = (pool->base.upstream->ops->flags & NRM__OPS_PLAIN) != 0;
     bool is_local = (pool->base.upstream->flags & NRM__OPS_LOCAL) != 0;
     pool->n_nodes = is_local ? nrm__min((unsigned)nrm__numa_n_nodes(), MAX_NODES) : 1;
@@ -98,7 +103,7 @@ static void
 set_fixed_policy(struct nrm__pool *pool)
 {
     pool->granule = pool->fixed.natural;
-    pool->rounds = false;
+    pool->rounded_max = 0;
     pool->alignment = pool->fixed.alignment;
     pool->segment_nbytes =
         nrm__max(pool->segment_nbytes, nrm__fixed_chunk_rounded(&pool->fixed));

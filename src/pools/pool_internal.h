@@ -21,6 +21,7 @@
 #define NRM__POOL_N_CLASSES (64 * NRM__POOL_N_SUBCLASSES)
 #define NRM__POOL_N_WORDS (NRM__POOL_N_CLASSES / 64)
 
+#define NRM__SPARE_FRACTION 8 /* of the free memory a thread gets for later at once */
 #define NRM__POOL_FIRST_SEGMENT_NBYTES (8 * NRM__MIB)
 
 /* The states of a block, in its key. A claimed one belongs to whoever gives it back or
@@ -110,7 +111,7 @@ struct nrm__pool {
     size_t alignment;      /* of every block, at least: the kind's */
     size_t granule;        /* block sizes are multiples of it */
     size_t shift;          /* see nrm__cached_nbytes */
-    bool rounds;           /* the same */
+    size_t rounded_max;  /* the same */
     size_t maximum_nbytes; /* of all segments */
     size_t segment_nbytes; /* largest segment taken ahead of demand */
     size_t idle_nbytes;    /* free bytes beyond which large free segments go back */
@@ -230,7 +231,12 @@ struct nrm__pool_block *nrm__pool_split_locked(struct nrm__pool *pool,
 void nrm__pool_bin_insert_locked(struct nrm__pool *pool, struct nrm__pool_block *block);
 void nrm__pool_bin_remove_locked(struct nrm__pool *pool, struct nrm__pool_block *block);
 
-/* Cuts a block of at least `nbytes` out of the free memory: live. NULL: there is none. */
+/* Cuts a block of `nbytes` from the start of a free one, which has as much: claimed. */
+struct nrm__pool_block *nrm__pool_carve_locked(struct nrm__pool *pool,
+                                               struct nrm__pool_block *block,
+                                               size_t nbytes);
+
+/* Cuts a block of at least `nbytes` out of the free memory: claimed. NULL: there is none. */
 struct nrm__pool_block *nrm__pool_take_locked(struct nrm__pool *pool, size_t nbytes,
                                               size_t alignment);
 
@@ -340,6 +346,10 @@ size_t nrm__pool_free_kept(struct nrm__pool *pool, struct nrm__cache_set *set);
    how many. The pool is a host pool. And takes such blocks back. */
 size_t nrm__pool_take_more(struct nrm__pool *pool, size_t nbytes, struct nrm__cell *out,
                            size_t n);
+/* The same of a device pool: of the size of a block that is live, from what is free behind it
+   and the stream with this key (nrm__order_key) may use. */
+size_t nrm__pool_take_beside(struct nrm__pool *pool, struct nrm__pool_block *block,
+                             uint64_t key, struct nrm__cell *out, size_t n);
 void nrm__pool_put_more(struct nrm__pool *pool, const struct nrm__cell *cells,
                         size_t n);
 

@@ -18,9 +18,8 @@
 
 #define WAIT_MIN_NBYTES NRM__MIB /* requests of fewer bytes never wait for the GPU */
 #define PARKED_BLOCKS 4          /* parked blocks of the size asked that are let be */
-#define SPARE_FRACTION 8 /* of the free memory a thread gets for later at once */
-#define GROW_TRIES 16    /* of a growth that others took the fruit of */
-#define SLACK_SHIFT 3    /* a block that moves to grow gets an eighth more */
+#define GROW_TRIES 16            /* of a growth that others took the fruit of */
+#define SLACK_SHIFT 3            /* a block that moves to grow gets an eighth more */
 #define SLACK_MIN_NBYTES (4 * NRM__KIB)
 #define OWN_MIN_NBYTES NRM__MIB /* from here on a growing block has pages of its own */
 #define OWN_FRACTION 512        /* and of what is reserved */
@@ -40,7 +39,7 @@ nrm__pool_block_nbytes(const struct nrm__pool *pool, const struct nrm__request *
         nbytes <= pool->maximum_nbytes / 2) {
         nbytes += nbytes >> SLACK_SHIFT;
     }
-    return nrm__cached_nbytes(nbytes, pool->granule, pool->rounds, pool->shift);
+    return nrm__cached_nbytes(nbytes, pool->granule, pool->rounded_max, pool->shift);
 }
 
 bool
@@ -168,7 +167,7 @@ nrm__pool_take_more(struct nrm__pool *pool, size_t nbytes, struct nrm__cell *out
     struct nrm__pool_bins *bins = &pool->bins[nrm__pool_node_here(pool)];
     size_t n_taken = 0;
     nrm__lock_acquire(&pool->lock);
-    n = nrm__min(n, pool->free_nbytes / SPARE_FRACTION / nbytes);
+    n = nrm__min(n, pool->free_nbytes / NRM__SPARE_FRACTION / nbytes);
     while (n_taken < n) {
         struct nrm__pool_block *block =
             nrm__pool_take_from_locked(pool, bins, nbytes, pool->alignment);
@@ -508,6 +507,9 @@ find_own_pages(struct nrm__pool *pool, const struct nrm__request *request,
         return NRM_OK;
     }
     *out = take_of_segment(pool, request, nbytes);
+    if (*out == NULL && nrm__pool_take_from_thread(pool)) {
+        *out = take_of_segment(pool, request, nbytes);
+    }
     if (*out != NULL) {
         return NRM_OK;
     }

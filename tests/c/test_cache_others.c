@@ -152,6 +152,8 @@ TEST_EACH(a_pair_on_one_handle_asks_what_it_is_and_nothing_else, sizes)
     give_by(take_by(row->nbytes, handle), handle);
     void *ptr = take_by(row->nbytes, handle);
     give_by(ptr, handle);
+    size_t kept = n_kept(pool); /* the first request brought some more of a size */
+    CHECK(kept != 0);
     for (int i = 0; i < 20; i++) {
         struct calls before = count_calls();
         CHECK(take_by(row->nbytes, handle) == ptr);
@@ -160,7 +162,7 @@ TEST_EACH(a_pair_on_one_handle_asks_what_it_is_and_nothing_else, sizes)
         CHECK_EQ(after.captures, before.captures + 2);
         CHECK_EQ(after.ids, before.ids + 2);
         CHECK_EQ(after.all, before.all + 4);
-        CHECK_EQ(n_kept(pool), 1u);
+        CHECK_EQ(n_kept(pool), kept);
     }
     destroy(handle);
     finish();
@@ -293,7 +295,7 @@ TEST(what_is_in_the_way_on_the_same_stream_is_recorded_with_one_event)
     uint64_t records = sim.call_count("cuEventRecord");
     give_by(ptrs[4], a);
     CHECK_EQ(sim.call_count("cuEventRecord"), records + 1);
-    CHECK_EQ(n_kept(pool), 0u);
+    CHECK_EQ(n_kept(pool), 2u);
     /* All of it is for somebody else behind that one. */
     void *all = take_by(N_BLOCKS * BLOCK - 2 * LARGE, NULL);
     for (int i = 0; i < 10; i++) {

@@ -466,11 +466,10 @@ static void
 decay_in_child(void)
 {
     CHECK(!nrm__background_is_running());
-    int64_t reserved = reserved_nbytes(shared);
     void *ptr = allocate(shared, 70 * NRM__MIB);
-    CHECK_OK(nrm_resource_deallocate(shared, ptr, 0, NULL));
+    CHECK_OK(nrm_resource_deallocate(shared, ptr, 0, NULL)); /* no thread keeps it */
     CHECK(nrm__background_is_running());
-    CHECK_GE(reserved_nbytes(shared), reserved);
+    CHECK_GT(reserved_nbytes(shared), NRM__GIB); /* not in the calls of the program */
     decays_to(shared, 0);
     nrm__pool_check(shared);
     expect_sleep();

@@ -1,0 +1,183 @@
+/* How much a thread keeps: a share of what it has live, one large block of ordinary memory,
+   and on streams a few blocks more of a size than were asked for. */
+#include "pools/pool_internal.h"
+
+#include "device_pool.h"
+#include "nrm/options.h"
+#include "workers.h"
+
+#define SIZE (7 * NRM__MIB) /* one of those that have a set of their own */
+#define KEPT (64 * NRM__MIB)
+#define DEVICE_KEPT (24 * NRM__MIB) /* with one of these blocks */
+#define LARGE (256 * NRM__MIB)
+#define HUGE_LIVE (8 * NRM__GIB)
+
+static size_t
+n_kept_bytes(nrm_resource *mr)
+{
+    struct nrm__cache *cache;
+    struct nrm__slot *slot = nrm__cache_enter_slot(mr, &cache);
+    if (!CHECK(slot != NULL)) {
+        return 0;
+    }
+    size_t n = slot->magazines != NULL ? slot->magazines->set_nbytes : 0;
+    nrm__cache_leave(cache);
+    return n;
+}
+
+/* ---- on a stream ---- */
+
+static void
+start(uint64_t device_nbytes)
+{
+    nrm_resource *source = NULL;
+    nrm_pool_options options = NRM_OPTIONS(nrm_pool_options);
+    struct nrm_cudasim_config config = simulator_config();
+    config.memory_nbytes = device_nbytes;
+    start_device(&config, 1);
+    CHECK_OK(nrm_device_create(NULL, &source));
+    CHECK_OK(nrm_pool_create(source, &options, &pool));
+    nrm_resource_release(source);
+}
+
+static const struct live {
+    const char *name;
+    size_t nbytes, most;
+} lives[] = {{"little", 20 * SIZE, DEVICE_KEPT},
+             {"much", HUGE_LIVE, HUGE_LIVE / 64},
+             {"little again", 20 * SIZE, DEVICE_KEPT}};
+
+TEST_EACH(a_thread_keeps_a_share_of_what_it_has_live, lives)
+{
+    enum { N_GIVEN = 20 };
+    start(2 * HUGE_LIVE);
+    nrm_stream *stream = new_stream();
+    size_t n = row->nbytes / SIZE, n_long = 0;
+    void **ptrs = calloc(n, sizeof *ptrs);
+    for (size_t i = 0; i < n; i++) {
+        CHECK_OK(nrm_resource_allocate(pool, SIZE, 0, stream, &ptrs[i]));
+        CHECK_LE(n_kept_bytes(pool), row->most);
+    }
+    for (size_t i = 0; i < N_GIVEN; i++) {
+        size_t before = n_kept_bytes(pool);
+        give(ptrs[i], stream);
+        n_long += n_kept_bytes(pool) != before + SIZE;
+        CHECK_LE(n_kept_bytes(pool), row->most);
+    }
+    CHECK(n_long < N_GIVEN);
+    CHECK(n_kept_bytes(pool) > row->most / 4);
+    for (size_t i = N_GIVEN; i < n; i++) {
+        CHECK_OK(nrm_resource_deallocate(pool, ptrs[i], 0, stream));
+    }
+    free(ptrs);
+    nrm_stream_release(stream);
+    stop();
+}
+
+/* Out of the same free memory, for the same stream: no more of it than an eighth. */
+TEST(a_request_on_a_stream_brings_more_of_its_size)
+{
+    start(NRM__GIB);
+    nrm_stream *a = new_stream(), *b = new_stream();
+    give(take(SIZE, a), a); /* has a slot, and memory */
+    give(take(SIZE, b), b);
+    CHECK_OK(nrm_resource_trim(pool, KEPT, NULL));
+    void *all = take(KEPT - SIZE, NULL);
+    give(all, NULL);
+    void *first = take(NRM__MIB, a);
+    size_t kept = n_kept_bytes(pool);
+    CHECK(kept >= 2 * NRM__MIB);
+    CHECK_LE(kept, (size_t)reserved_nbytes(pool) / 8);
+    uint64_t calls = sim.call_count(NULL);
+    void *second = take(NRM__MIB, a);
+    CHECK_EQ(n_kept_bytes(pool), kept - NRM__MIB);
+    CHECK_EQ(sim.call_count(NULL), calls);
+    void *other = take(NRM__MIB, b);
+    CHECK(other != first && other != second);
+    give(first, a);
+    give(second, a);
+    give(other, b);
+    nrm_stream_release(a);
+    nrm_stream_release(b);
+    stop();
+}
+
+/* ---- large blocks of ordinary memory ---- */
+
+static void *
+allocate_twice(nrm_resource *mr, size_t nbytes)
+{
+    CHECK_OK(nrm_resource_deallocate(mr, allocate(mr, nbytes), 0, NULL));
+    return allocate(mr, nbytes);
+}
+
+TEST(one_large_block_is_kept)
+{
+    nrm_resource *mr = pool_over(host_source(), 0);
+    void *ptr = allocate_twice(mr, LARGE);
+    CHECK_EQ(n_kept(mr), 0u);
+    CHECK_OK(nrm_resource_deallocate(mr, ptr, 0, NULL));
+    CHECK_EQ(n_kept(mr), 1u);
+    int64_t reserved = reserved_nbytes(mr);
+    for (int i = 0; i < 4; i++) { /* for a request of about its size */
+        size_t kept = n_kept_bytes(mr);
+        CHECK_EQ(allocate(mr, LARGE - (size_t)i * NRM__MIB), ptr);
+        CHECK_EQ(n_kept_bytes(mr), 0u);
+        CHECK_OK(nrm_resource_deallocate(mr, ptr, 0, NULL));
+        CHECK_EQ(n_kept_bytes(mr), kept);
+    }
+    nrm__pool_check(mr);
+    /* It is there for every other request too, before the pool grows. */
+    void *smaller = allocate(mr, LARGE / 2);
+    CHECK_EQ(reserved_nbytes(mr), reserved);
+    CHECK_OK(nrm_resource_deallocate(mr, smaller, 0, NULL));
+    CHECK_OK(nrm_resource_trim(mr, 0, NULL));
+    CHECK_EQ(reserved_nbytes(mr), 0);
+    nrm_resource_release(mr);
+}
+
+/* Nothing looks for it on the short way only to have it brought back from the thread. */
+TEST(a_pair_of_a_large_block_takes_no_lock)
+{
+    nrm_resource *mr = pool_over(host_source(), 0);
+    CHECK_OK(nrm_resource_deallocate(mr, allocate_twice(mr, LARGE), 0, NULL));
+    struct nrm__pool *engine = (struct nrm__pool *)mr;
+    nrm__lock_acquire(&engine->lock);
+    for (int i = 0; i < 4; i++) {
+        CHECK_OK(nrm_resource_deallocate(mr, allocate(mr, LARGE), 0, NULL));
+    }
+    nrm__lock_release(&engine->lock);
+    nrm_resource_release(mr);
+}
+
+TEST(no_block_is_kept_that_is_much_of_what_may_lie_idle)
+{
+    CHECK_OK(nrm_option_set(NRM_OPT_IDLE_LIMIT, "768 MiB"));
+    nrm_resource *mr = pool_over(host_source(), 0);
+    CHECK_OK(nrm_option_set(NRM_OPT_IDLE_LIMIT, "0"));
+    for (int i = 0; i < 4; i++) {
+        void *ptr = allocate_twice(mr, LARGE);
+        CHECK_OK(nrm_resource_deallocate(mr, ptr, 0, NULL));
+        CHECK_EQ(n_kept(mr), 0u);
+    }
+    nrm_resource_release(mr);
+}
+
+TEST(an_array_that_grows_has_the_pages_of_the_block_that_was_kept)
+{
+    nrm_resource *mr = pool_over(host_source(), 0);
+    void *kept = allocate_twice(mr, LARGE);
+    CHECK_OK(nrm_resource_deallocate(mr, kept, 0, NULL));
+    CHECK_EQ(n_kept(mr), 1u);
+    int64_t reserved = reserved_nbytes(mr);
+    void *ptr = allocate(mr, NRM__MIB);
+    for (size_t nbytes = 2 * NRM__MIB; nbytes <= LARGE / 2; nbytes += 8 * NRM__MIB) {
+        CHECK_OK(nrm_resource_reallocate(mr, ptr, nbytes, 0, NULL, &ptr));
+    }
+    CHECK_LE(reserved_nbytes(mr), reserved);
+    nrm__pool_check(mr);
+    CHECK_OK(nrm_resource_deallocate(mr, ptr, 0, NULL));
+    nrm_resource_release(mr);
+}
+
+CHECK_MAIN
