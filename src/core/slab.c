@@ -22,108 +22,17 @@
  * and an empty one stays empty until it is needed. A few of these are kept, the others
  * go back at once.
  */
-#include "core/slab.h"
+#include "core/slab_class.h"
 
 #include <stdint.h>
-#include <string.h>
 
 #include "base/assert.h"
 #include "base/bits.h"
-#include "base/error.h"
 #include "base/thread_state.h"
 #include "core/cache.h"
-#include "core/nodes.h"
 
-#define UNIT NRM__SLAB_ALIGNMENT
-#define LINEAR_CLASSES 8 /* of one to eight units */
 #define KEPT_EMPTY 8     /* slabs of a class */
 #define SPREAD_SLABS 16u /* with room, of others: so many before they are shared */
-
-/* Batches that wait in a class, at most. */
-#define N_BATCHES 16u
-
-/* From one thread to another without a lock: whoever has taken its bit out of the class's
-   `unused` ones may fill it, out of the `full` ones empty it. */
-struct batch {
-    uint32_t n;
-    struct nrm__cell cells[NRM__SLAB_BATCH];
-};
-
-struct nrm__slab_class {
-    struct nrm__lock lock;
-    struct nrm__slabs *set;
-    size_t cell_nbytes;
-    uint32_t n_cells;
-    uint32_t reciprocal;
-    uint32_t index;
-    struct nrm__link all;
-    struct nrm__link available;
-    struct nrm__slab *spare;
-    size_t n_empty;
-    _Alignas(64) atomic_uint unused_batches; /* bits */
-    atomic_uint full_batches;
-    struct batch *batches[N_BATCHES]; /* made when they are first filled */
-};
-
-/* ---- classes ---- */
-
-size_t
-nrm__slab_class_nbytes(size_t index)
-{
-    if (index < LINEAR_CLASSES) {
-        return (index + 1) * UNIT;
-    }
-    index -= LINEAR_CLASSES;
-    return (5 + index % 4) * UNIT << (1 + index / 4);
-}
-
-static size_t
-slab_nbytes(const struct nrm__slab_class *class)
-{
-    return sizeof(struct nrm__slab) +
-           (class->n_cells + 1) * sizeof(atomic_uint_least16_t);
-}
-
-static struct nrm__slab_class *
-create_class(struct nrm__slabs *set, size_t index)
-{
-    struct nrm__slab_class *class = nrm__node_allocate(sizeof *class);
-    if (class == NULL) {
-        return NULL;
-    }
-    nrm__lock_init(&class->lock, NRM__RANK_SLAB);
-    class->set = set;
-    class->index = (uint32_t)index;
-    class->cell_nbytes = nrm__slab_class_nbytes(index);
-    class->n_cells = (uint32_t)(NRM__SLAB_CHUNK / class->cell_nbytes);
-    class->reciprocal = (uint32_t)(((size_t)1 << NRM__SLAB_RECIPROCAL_BITS) /
-                                       (class->cell_nbytes / UNIT) +
-                                   1);
-    nrm__list_init(&class->all);
-    nrm__list_init(&class->available);
-    atomic_init(&class->unused_batches, (1u << N_BATCHES) - 1);
-    return class;
-}
-
-static void
-destroy_class(struct nrm__slab_class *class)
-{
-    if (class == NULL) {
-        return;
-    }
-    NRM_ASSERT(nrm__list_is_empty(&class->all));
-    while (class->spare != NULL) {
-        struct nrm__slab *slab = class->spare;
-        class->spare = slab->next_spare;
-        nrm__node_deallocate(slab, slab_nbytes(class));
-    }
-    NRM_ASSERT(atomic_load(&class->full_batches) == 0);
-    for (size_t i = 0; i < N_BATCHES; i++) {
-        nrm__node_deallocate(class->batches[i], sizeof *class->batches[i]);
-    }
-    nrm__lock_finish(&class->lock);
-    nrm__node_deallocate(class, sizeof *class);
-}
 
 /* ---- cells ---- */
 
@@ -227,122 +136,7 @@ put_cell_locked(struct nrm__slab *slab, uint32_t cell, struct nrm__slab **out_le
     return is_held(slab);
 }
 
-/* ---- slabs ---- */
-
-static struct nrm__slab *
-take_spare(struct nrm__slab_class *class)
-{
-    nrm__lock_acquire(&class->lock);
-    struct nrm__slab *slab = class->spare;
-    if (slab != NULL) {
-        class->spare = slab->next_spare;
-    }
-    nrm__lock_release(&class->lock);
-    if (slab == NULL) {
-        slab = nrm__node_allocate(slab_nbytes(class));
-        if (slab != NULL) {
-            slab->class = class;
-            slab->owner = class->set->owner;
-            slab->cell_nbytes = (uint32_t)class->cell_nbytes;
-            slab->n_cells = class->n_cells;
-            slab->reciprocal = class->reciprocal;
-            slab->class_index = class->index;
-        }
-    }
-    return slab;
-}
-
-static void
-put_spare(struct nrm__slab_class *class, struct nrm__slab *slab)
-{
-    nrm__lock_acquire(&class->lock);
-    slab->next_spare = class->spare;
-    class->spare = slab;
-    nrm__lock_release(&class->lock);
-}
-
-/* Makes the description that of an empty slab, in no list. */
-static void
-describe(struct nrm__slab *slab, const struct nrm__block *chunk,
-         struct nrm__segment *segment)
-{
-    const struct nrm__slab_class *class = slab->class;
-    slab->segment = segment;
-    slab->start = (uintptr_t)chunk->ptr;
-    slab->chunk = *chunk;
-    slab->chunk_is_zero = (chunk->flags & NRM__BLOCK_IS_ZERO) != 0;
-    slab->generation++;
-    slab->n_free = class->n_cells;
-    slab->first_free = 0;
-    slab->high_water = 0;
-    nrm__list_init(&slab->all);
-    nrm__list_init(&slab->available);
-    for (uint32_t cell = 0; cell < class->n_cells; cell++) {
-        slab->free[cell / 64] |= UINT64_C(1) << (cell % 64);
-    }
-    segment->upstream = *chunk;
-    segment->extra = (char *)slab + 1; /* the mark of a slab's segment */
-    segment->cells_of = slab->owner;
-    segment->sizes = slab->sizes;
-    segment->cell_nbytes = slab->cell_nbytes;
-    segment->reciprocal = slab->reciprocal;
-    segment->magazine = nrm__magazine_offset(slab->class_index);
-}
-
-static nrm_status
-create_slab(struct nrm__slab_class *class, struct nrm__slab **out)
-{
-    struct nrm__slabs *set = class->set;
-    struct nrm__block chunk = {0};
-    struct nrm__segment *segment;
-    struct nrm__slab *slab = take_spare(class);
-    nrm_status status;
-    if (slab == NULL) {
-        return nrm__error(NRM_OUT_OF_MEMORY, "no memory to describe a slab");
-    }
-    status = set->get_chunk(set->owner, &chunk);
-    if (status != NRM_OK) {
-        goto fail_chunk;
-    }
-    NRM_DEBUG_ASSERT(nrm__is_aligned(chunk.ptr, NRM__SLAB_CHUNK));
-    status = nrm__segment_create(set->owner, chunk.ptr, NRM__SLAB_CHUNK, &segment);
-    if (status != NRM_OK) {
-        goto fail_segment;
-    }
-    describe(slab, &chunk, segment);
-    status = nrm__block_map_add_segment(segment);
-    if (status != NRM_OK) {
-        goto fail_map;
-    }
-    atomic_fetch_add_explicit(&set->reserved_nbytes, NRM__SLAB_CHUNK,
-                              memory_order_relaxed);
-    *out = slab;
-    return NRM_OK;
-
-fail_map:
-    nrm__segment_destroy(segment);
-fail_segment:
-    set->put_chunk(set->owner, &chunk);
-fail_chunk:
-    put_spare(class, slab);
-    return status;
-}
-
-/* `slab` is empty and in no list. */
-static void
-destroy_slab(struct nrm__slab *slab)
-{
-    struct nrm__slab_class *class = slab->class;
-    struct nrm__slabs *set = class->set;
-    struct nrm__block chunk = slab->chunk;
-    chunk.flags &= ~(unsigned)NRM__BLOCK_IS_ZERO; /* cells of it were in use */
-    nrm__block_map_remove_segment(slab->segment);
-    nrm__segment_destroy(slab->segment);
-    put_spare(class, slab);
-    atomic_fetch_sub_explicit(&set->reserved_nbytes, NRM__SLAB_CHUNK,
-                              memory_order_relaxed);
-    set->put_chunk(set->owner, &chunk);
-}
+/* ---- whose slab ---- */
 
 static struct nrm__slab *
 first_available_locked(struct nrm__slab_class *class)
@@ -409,40 +203,7 @@ take_empty_locked(struct nrm__slab_class *class)
     return slab;
 }
 
-/* ---- the set ---- */
-
-nrm_status
-nrm__slabs_init(struct nrm__slabs *slabs, nrm_resource *owner,
-                nrm_status (*get_chunk)(nrm_resource *, struct nrm__block *),
-                void (*put_chunk)(nrm_resource *, const struct nrm__block *))
-{
-    slabs->owner = owner;
-    slabs->get_chunk = get_chunk;
-    slabs->put_chunk = put_chunk;
-    atomic_init(&slabs->reserved_nbytes, 0);
-    for (size_t i = 0; i < NRM__SLAB_N_CLASSES; i++) {
-        slabs->classes[i] = create_class(slabs, i);
-        if (slabs->classes[i] == NULL) {
-            while (i-- > 0) {
-                destroy_class(slabs->classes[i]);
-            }
-            return nrm__error(NRM_OUT_OF_MEMORY,
-                              "no memory for the slabs of a resource");
-        }
-    }
-    return NRM_OK;
-}
-
-void
-nrm__slabs_finish(struct nrm__slabs *slabs)
-{
-    size_t nbytes = 0;
-    nrm__slabs_trim(slabs, 0, &nbytes);
-    for (size_t i = 0; i < NRM__SLAB_N_CLASSES; i++) {
-        destroy_class(slabs->classes[i]);
-    }
-    NRM_ASSERT(atomic_load(&slabs->reserved_nbytes) == 0);
-}
+/* ---- blocks ---- */
 
 bool
 nrm__slabs_takes(size_t nbytes, size_t alignment)
@@ -499,7 +260,7 @@ nrm__slabs_allocate(struct nrm__slabs *slabs, size_t nbytes, struct nrm__block *
     struct nrm__slab *slab = take_any(class, true, &cell, &is_zero);
     if (slab == NULL) {
         struct nrm__slab *made = NULL;
-        nrm_status status = create_slab(class, &made);
+        nrm_status status = nrm__slab_create(class, &made);
         if (status == NRM_OK) {
             slab = made;
             enter_slab(class, slab, &cell, &is_zero);
@@ -517,15 +278,6 @@ nrm__slabs_allocate(struct nrm__slabs *slabs, size_t nbytes, struct nrm__block *
     return NRM_OK;
 }
 
-/* Drops what a slab held, which may be the end of the set: the last thing to be done. */
-static void
-let_go(nrm_resource *owner, size_t n_holds)
-{
-    if (n_holds != 0) {
-        nrm__resource_unhold(owner, n_holds);
-    }
-}
-
 void
 nrm__slabs_deallocate(struct nrm__slabs *slabs, const struct nrm__block *block)
 {
@@ -533,6 +285,8 @@ nrm__slabs_deallocate(struct nrm__slabs *slabs, const struct nrm__block *block)
                              nrm__slab_record_of(block->record, block->ptr)};
     nrm__slabs_put(slabs, &cell, 1);
 }
+
+/* ---- what threads keep ---- */
 
 /* Inner segments that fill pages do not fit into cells. */
 struct nrm__slab *
@@ -565,6 +319,15 @@ nrm__slabs_take(struct nrm__slabs *slabs, size_t class_index, struct nrm__cell *
     return n_taken;
 }
 
+/* Drops what a slab held, which may be the end of the set: the last thing to be done. */
+static void
+let_go(nrm_resource *owner, size_t n_holds)
+{
+    if (n_holds != 0) {
+        nrm__resource_unhold(owner, n_holds);
+    }
+}
+
 void
 nrm__slabs_put(struct nrm__slabs *slabs, const struct nrm__cell *cells, size_t n)
 {
@@ -590,92 +353,10 @@ nrm__slabs_put(struct nrm__slabs *slabs, const struct nrm__cell *cells, size_t n
         }
         nrm__lock_release(&class->lock);
         if (leaving != NULL) {
-            destroy_slab(leaving);
+            nrm__slab_destroy(leaving);
         }
     }
     let_go(owner, n_holds);
-}
-
-/* ---- batches ---- */
-
-/* Takes the lowest bit out, or one of those in `mask`; false: there is none. */
-static bool
-take_bit(atomic_uint *bits, unsigned mask, unsigned *out)
-{
-    unsigned seen = atomic_load_explicit(bits, memory_order_relaxed);
-    do {
-        if ((seen & mask) == 0) {
-            return false;
-        }
-        *out = (unsigned)__builtin_ctz(seen & mask);
-    } while (!atomic_compare_exchange_weak(bits, &seen, seen & ~(1u << *out)));
-    return true;
-}
-
-static void
-put_bit(atomic_uint *bits, unsigned bit)
-{
-    atomic_fetch_or(bits, 1u << bit);
-}
-
-/* Their cells are neither free nor live, so slabs hold the owner for them. Once it is closed
-   there are none any more: either this one sees that it is, or who breaks them after he has
-   closed it sees the batch. */
-bool
-nrm__slabs_put_batch(struct nrm__slabs *slabs, size_t class_index,
-                     const struct nrm__cell *cells, size_t n)
-{
-    struct nrm__slab_class *class = slabs->classes[class_index];
-    unsigned bit;
-    NRM_DEBUG_ASSERT(n <= NRM__SLAB_BATCH);
-    if (!slabs->spreads || n == 0 || atomic_load(&slabs->owner->is_closed) ||
-        !take_bit(&class->unused_batches, ~0u, &bit)) {
-        return false;
-    }
-    if (class->batches[bit] == NULL) {
-        class->batches[bit] = nrm__node_allocate(sizeof *class->batches[bit]);
-    }
-    if (class->batches[bit] == NULL) {
-        put_bit(&class->unused_batches, bit);
-        return false;
-    }
-    class->batches[bit]->n = (uint32_t)n;
-    memcpy(class->batches[bit]->cells, cells, n * sizeof *cells);
-    put_bit(&class->full_batches, bit);
-    if (atomic_load(&slabs->owner->is_closed) &&
-        take_bit(&class->full_batches, 1u << bit, &bit)) {
-        put_bit(&class->unused_batches, bit);
-        return false;
-    }
-    return true;
-}
-
-size_t
-nrm__slabs_take_batch(struct nrm__slabs *slabs, size_t class_index,
-                      struct nrm__cell *out)
-{
-    struct nrm__slab_class *class = slabs->classes[class_index];
-    unsigned bit;
-    if (!slabs->spreads || !take_bit(&class->full_batches, ~0u, &bit)) {
-        return 0;
-    }
-    const struct batch *batch = class->batches[bit];
-    size_t n = batch->n;
-    memcpy(out, batch->cells, n * sizeof *out);
-    put_bit(&class->unused_batches, bit);
-    return n;
-}
-
-void
-nrm__slabs_break_batches(struct nrm__slabs *slabs)
-{
-    struct nrm__cell cells[NRM__SLAB_BATCH];
-    for (size_t i = 0; i < NRM__SLAB_N_CLASSES; i++) {
-        size_t n;
-        while ((n = nrm__slabs_take_batch(slabs, i, cells)) != 0) {
-            nrm__slabs_put(slabs, cells, n);
-        }
-    }
 }
 
 void
@@ -754,7 +435,7 @@ nrm__slabs_trim(struct nrm__slabs *slabs, size_t keep_nbytes, size_t *out_nbytes
             if (slab == NULL) {
                 break;
             }
-            destroy_slab(slab);
+            nrm__slab_destroy(slab);
             *out_nbytes += NRM__SLAB_CHUNK;
         }
     }
@@ -817,10 +498,7 @@ void
 nrm__slabs_fork_child(struct nrm__slabs *slabs)
 {
     for (size_t i = 0; i < NRM__SLAB_N_CLASSES; i++) {
-        struct nrm__slab_class *class = slabs->classes[i];
-        nrm__lock_fork_child(&class->lock);
-        /* Those that another thread had in hand. */
-        atomic_store(&class->unused_batches,
-                     ~atomic_load(&class->full_batches) & ((1u << N_BATCHES) - 1));
+        nrm__lock_fork_child(&slabs->classes[i]->lock);
+        nrm__slab_batches_fork_child(slabs->classes[i]);
     }
 }
