@@ -1,14 +1,13 @@
 /*
- * Allocation, deallocation and reallocation: what every resource has in common.
+ * Allocation and deallocation: what every resource has in common.
  *
- * The public calls validate, find the block and claim it, so that an address is given
- * back once and only to the resource it came through (those of them that threads can serve
- * from what they keep begin in core/pair.c). The inner calls, which adaptors and
- * pools use for their upstreams, map and count. A block that is claimed belongs to the
- * caller alone until it is given back or unclaimed.
+ * The public calls validate (core/request.c), find the block and claim it, so that an
+ * address is given back once and only to the resource it came through (those of them that
+ * threads can serve from what they keep begin in core/pair.c). The inner calls, which
+ * adaptors and pools use for their upstreams, map and count. A block that is claimed
+ * belongs to the caller alone until it is given back or unclaimed. Reallocation is made of
+ * these (core/reallocate.c).
  */
-#include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "base/assert.h"
@@ -18,6 +17,7 @@
 #include "core/hooks.h"
 #include "core/known_uses.h"
 #include "core/pair.h"
+#include "core/request.h"
 #include "core/short.h"
 #include "core/uses.h"
 #include "nrm/options.h"
@@ -26,8 +26,6 @@
 
 /* From this size on memory is zeroed detached from the interpreter. */
 #define ZERO_DETACHED_NBYTES NRM__MIB
-
-#define REQUEST_MAX (SIZE_MAX / 2)
 
 /* ---- counting ---- */
 
@@ -86,8 +84,8 @@ count_deallocation(nrm_resource *mr, size_t nbytes)
 }
 
 /* A block that changed its size in place: what it grew by counts as allocated. */
-static void
-count_resize(nrm_resource *mr, size_t old_nbytes, size_t nbytes)
+void
+nrm__count_resize(nrm_resource *mr, size_t old_nbytes, size_t nbytes)
 {
     struct nrm__cache *cache;
     struct nrm__shard *shard = enter_shard(mr, &cache);
@@ -163,17 +161,11 @@ take_short(nrm_resource *pool, const struct nrm__request *request,
 
 /* ---- the inner calls ---- */
 
-static bool
-is_adaptor(const nrm_resource *mr)
-{
-    return (mr->ops->flags & NRM__OPS_ADAPTOR) != 0;
-}
-
 /* The upstream of an adaptor that `block` came through, or NULL. */
-static nrm_resource *
-branch_of(nrm_resource *mr, const struct nrm__block *block)
+nrm_resource *
+nrm__branch_of(nrm_resource *mr, const struct nrm__block *block)
 {
-    if (!is_adaptor(mr)) {
+    if (!nrm__is_adaptor(mr)) {
         return NULL;
     }
     return mr->ops->branch != NULL ? mr->ops->branch(mr, block) : mr->upstream;
@@ -183,7 +175,7 @@ bool
 nrm__leads_to(nrm_resource *mr, const struct nrm__block *block)
 {
     while (mr != NULL && mr != block->owner) {
-        mr = branch_of(mr, block);
+        mr = nrm__branch_of(mr, block);
     }
     return mr != NULL;
 }
@@ -221,7 +213,7 @@ allocate_op(nrm_resource *mr, const struct nrm__request *request,
             struct nrm__block *out)
 {
     struct nrm__block block = {0};
-    bool owns = !is_adaptor(mr);
+    bool owns = !nrm__is_adaptor(mr);
     bool retains = owns && !holds_itself(mr);
     if (retains) {
         nrm_resource_retain(mr); /* for the block, before anybody can find it */
@@ -268,7 +260,7 @@ nrm__deallocate(nrm_resource *mr, const struct nrm__block *block, nrm_stream *st
         return;
     }
     count_deallocation(mr, block->nbytes);
-    if (is_adaptor(mr)) {
+    if (nrm__is_adaptor(mr)) {
         mr->ops->deallocate(mr, block, stream);
         return;
     }
@@ -291,7 +283,7 @@ nrm__deallocate_later(nrm_resource *mr, const struct nrm__block *block)
 {
     /* Adaptors on the way count now; the owner gets the block when its epoch is done. */
     while (mr != block->owner) {
-        nrm_resource *next = branch_of(mr, block);
+        nrm_resource *next = nrm__branch_of(mr, block);
         count_deallocation(mr, block->nbytes);
         if (mr->ops->forget_block != NULL) {
             mr->ops->forget_block(mr, block);
@@ -323,117 +315,6 @@ nrm__give_back(nrm_resource *upstream, struct nrm__block *block, bool later)
     nrm_resource_release(upstream);
 }
 
-nrm_status
-nrm__reallocate_in_place(nrm_resource *mr, struct nrm__block *block,
-                         const struct nrm__request *request)
-{
-    size_t old_nbytes = block->nbytes;
-    nrm_status status = NRM_NOT_SUPPORTED;
-    if (request->nbytes < old_nbytes && nrm__known_uses_has(block)) {
-        return status; /* the tail would not wait for them */
-    }
-    if (mr->ops->reallocate != NULL) {
-        status = mr->ops->reallocate(mr, block, request);
-    }
-    else if (is_adaptor(mr)) {
-        nrm_resource *next = branch_of(mr, block);
-        status = nrm__reallocate_in_place(next, block, request);
-    }
-    if (status == NRM_OK) {
-        block->nbytes = request->nbytes;
-        count_resize(mr, old_nbytes, request->nbytes);
-    }
-    return status;
-}
-
-/* ---- validation ---- */
-
-static nrm_status
-make_request(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *stream,
-             struct nrm__request *out)
-{
-    if (alignment == 0) {
-        alignment = nrm__kind_alignment(mr->kind);
-    }
-    if (!nrm__is_power_of_two(alignment)) {
-        return nrm__error(NRM_INVALID_VALUE,
-                          "the alignment must be a power of two, not %zu B", alignment);
-    }
-    if (nbytes > REQUEST_MAX || alignment > REQUEST_MAX - nbytes) {
-        return nrm__error(
-            NRM_OUT_OF_MEMORY,
-            "%zu B at an alignment of %zu B is more than an address space "
-            "holds",
-            nbytes, alignment);
-    }
-    if (stream != NULL && !nrm_stream_is_usable_here(stream)) {
-        return nrm__error(
-            NRM_INVALID_VALUE,
-            "the stream is the per-thread default stream of another thread");
-    }
-    *out = (struct nrm__request){
-        .nbytes = nbytes, .alignment = alignment, .stream = stream};
-    return NRM_OK;
-}
-
-/* Adds to the error of this thread who was asked for how much: of adaptors that nobody
-   named, the resource behind them. */
-static nrm_status
-failed_request(nrm_status status, const nrm_resource *mr, size_t nbytes)
-{
-    char name[65];
-    nrm_resource_name(mr, name, sizeof name);
-    while (name[0] == '\0' && is_adaptor(mr) && mr->upstream != NULL) {
-        mr = mr->upstream;
-        nrm_resource_name(mr, name, sizeof name);
-    }
-    nrm__error_request(nbytes, name[0] != '\0' ? name : mr->ops->class_name);
-    return status;
-}
-
-static nrm_status
-not_owned(nrm_resource *mr, const void *ptr, const struct nrm__block *found)
-{
-    atomic_fetch_add_explicit(&mr->counters.errors, 1, memory_order_relaxed);
-    if (found == NULL) {
-        return nrm__error(
-            NRM_NOT_OWNED,
-            "%p is no live block of this resource: it was freed already, or "
-            "comes from elsewhere",
-            ptr);
-    }
-    if (found->ptr != ptr) {
-        return nrm__error(
-            NRM_NOT_OWNED,
-            "%p lies %zu B inside the live block of %zu B at %p: only its "
-            "start can be given back",
-            ptr, (size_t)((const char *)ptr - (const char *)found->ptr), found->nbytes,
-            found->ptr);
-    }
-    char name[65];
-    nrm_resource_name(found->owner, name, sizeof name);
-    return nrm__error(NRM_NOT_OWNED,
-                      "%p is a live block of %zu B of another resource (%s%s%s)", ptr,
-                      found->nbytes, found->owner->ops->class_name,
-                      name[0] != '\0' ? " " : "", name);
-}
-
-/* Finds the live block that starts at `ptr` and came through `mr`; its owner is retained
-   and for the caller to release. */
-static nrm_status
-find_own(nrm_resource *mr, const void *ptr, struct nrm__block *out)
-{
-    if (!nrm__block_map_find(ptr, out)) {
-        return not_owned(mr, ptr, NULL);
-    }
-    if (out->ptr == ptr && nrm__leads_to(mr, out)) {
-        return NRM_OK;
-    }
-    nrm_status status = not_owned(mr, ptr, out);
-    nrm_resource_release(out->owner);
-    return status;
-}
-
 /* ---- the public calls ---- */
 
 static void
@@ -450,9 +331,9 @@ nrm__allocate_long(nrm_resource *mr, size_t nbytes, size_t alignment,
 {
     struct nrm__request request;
     struct nrm__block block;
-    nrm_status status = make_request(mr, nbytes, alignment, stream, &request);
+    nrm_status status = nrm__request_make(mr, nbytes, alignment, stream, &request);
     if (status != NRM_OK) {
-        return failed_request(status, mr, nbytes);
+        return nrm__request_failed(status, mr, nbytes);
     }
     if (nbytes == 0) {
         *out = NULL;
@@ -462,7 +343,7 @@ nrm__allocate_long(nrm_resource *mr, size_t nbytes, size_t alignment,
     request.flags = flags;
     status = allocate_op(mr, &request, &block);
     if (status != NRM_OK) {
-        return failed_request(status, mr, nbytes);
+        return nrm__request_failed(status, mr, nbytes);
     }
     if ((flags & NRM__REQUEST_ZEROED) && !(block.flags & NRM__BLOCK_IS_ZERO)) {
         zero(&block);
@@ -479,93 +360,17 @@ nrm__deallocate_long(nrm_resource *mr, void *ptr, nrm_stream *stream)
         return NRM_OK;
     }
     prepare_short(mr);
-    NRM_TRY(find_own(mr, ptr, &block));
+    NRM_TRY(nrm__find_own(mr, ptr, &block));
     nrm_resource *owner = block.owner;
     nrm_status status = NRM_OK;
     if (nrm__block_map_claim(&block)) {
         nrm__deallocate(mr, &block, stream);
     }
     else {
-        status = not_owned(mr, ptr, NULL);
+        status = nrm__not_owned(mr, ptr, NULL);
     }
     nrm_resource_release(owner);
     return status;
-}
-
-/* A new block, a copy, and the old one back: the old one stays whole on failure. */
-static nrm_status
-move_by_copy(nrm_resource *mr, const struct nrm__block *old,
-             const struct nrm__request *request, void **out)
-{
-    struct nrm__block block;
-    struct nrm__block again = *old;
-    NRM_TRY(nrm__allocate(mr, request, &block));
-    memcpy(block.ptr, old->ptr, nrm__min(old->nbytes, request->nbytes));
-    if (!nrm__block_map_claim(&again)) {
-        nrm_status status = not_owned(mr, old->ptr, NULL);
-        if (nrm__block_map_claim(&block)) {
-            nrm__deallocate(mr, &block, request->stream);
-        }
-        return status;
-    }
-    nrm__deallocate(mr, &again, request->stream);
-    *out = block.ptr;
-    return NRM_OK;
-}
-
-static nrm_status
-reallocate(nrm_resource *mr, struct nrm__block *block,
-           const struct nrm__request *request, void **out)
-{
-    void *ptr = block->ptr;
-    if (!nrm__block_map_claim(block)) {
-        return not_owned(mr, ptr, NULL);
-    }
-    nrm_status status = NRM_NOT_SUPPORTED;
-    if (nrm__is_aligned(ptr, request->alignment)) {
-        status = nrm__reallocate_in_place(mr, block, request);
-    }
-    nrm__block_map_unclaim(block);
-    if (status == NRM_NOT_SUPPORTED) {
-        return move_by_copy(mr, block, request, out);
-    }
-    if (status == NRM_OK) {
-        *out = block->ptr;
-    }
-    return status;
-}
-
-nrm_status
-nrm_resource_reallocate(nrm_resource *mr, void *ptr, size_t nbytes, size_t alignment,
-                        nrm_stream *stream, void **out)
-{
-    struct nrm__request request;
-    struct nrm__block block;
-    if (ptr == NULL) {
-        return nrm_resource_allocate(mr, nbytes, alignment, stream, out);
-    }
-    if (!nrm_kind_is_host_accessible(mr->kind)) {
-        return nrm__error(NRM_NOT_SUPPORTED,
-                          "%s memory cannot be resized from the host",
-                          nrm_kind_name(mr->kind));
-    }
-    nrm_status status = make_request(mr, nbytes, alignment, stream, &request);
-    if (status != NRM_OK) {
-        return failed_request(status, mr, nbytes);
-    }
-    if (nbytes == 0) {
-        NRM_TRY(nrm_resource_deallocate(mr, ptr, 0, stream));
-        *out = NULL;
-        return NRM_OK;
-    }
-    NRM_TRY(find_own(mr, ptr, &block));
-    nrm_resource *owner = block.owner;
-    if (nbytes > block.nbytes) {
-        request.flags |= NRM__REQUEST_GROWING;
-    }
-    status = reallocate(mr, &block, &request, out);
-    nrm_resource_release(owner);
-    return status == NRM_OK ? status : failed_request(status, mr, nbytes);
 }
 
 nrm_status

@@ -257,7 +257,8 @@ void nrm__give_back(nrm_resource *upstream, struct nrm__block *block, bool later
 /* True when a live block can be given back through `mr`. */
 bool nrm__leads_to(nrm_resource *mr, const struct nrm__block *block);
 
-/* In place or by moving pages, never by a copy; NRM_NOT_SUPPORTED: not so. Counts. */
+/* In place or by moving pages, never by a copy; NRM_NOT_SUPPORTED: not so. Counts.
+   (src/core/reallocate.c) */
 nrm_status nrm__reallocate_in_place(nrm_resource *mr, struct nrm__block *block,
                                     const struct nrm__request *request);
 
