@@ -1,12 +1,10 @@
 /*
- * The blocks of a pool: bins, splitting and merging, parking, resizing in place, and the
- * check of all of it. Nothing here asks the upstream or the driver, and everything runs
- * under the pool's lock.
+ * The blocks of a pool: bins, splitting and merging, parking, and resizing in place.
+ * Nothing here asks the upstream or the driver, and everything runs under the pool's lock.
  */
 #include <stddef.h>
 #include <string.h>
 
-#include "base/assert.h"
 #include "core/nodes.h"
 #include "core/uses.h"
 #include "pools/pool_internal.h"
@@ -37,12 +35,6 @@ smallest_of_class(unsigned class)
                : base;
 }
 
-static bool
-is_whole(const struct nrm__pool_block *block)
-{
-    return block->size == block->live.segment->nbytes;
-}
-
 /* A free block is where its segment's node looks first, whoever freed it. */
 static struct nrm__pool_bins *
 bins_of(const struct nrm__pool *pool, const struct nrm__pool_block *block)
@@ -63,7 +55,7 @@ nrm__pool_bin_insert_locked(struct nrm__pool *pool, struct nrm__pool_block *bloc
     bins->bits[class / 64] |= UINT64_C(1) << (class % 64);
     bins->words |= UINT64_C(1) << (class / 64);
     pool->free_nbytes += block->size;
-    pool->n_whole += is_whole(block);
+    pool->n_whole += nrm__pool_is_whole(block);
     pool->n_used += nrm__pool_is_used(block);
     block->seen_ns = 0;
 }
@@ -83,7 +75,7 @@ nrm__pool_bin_remove_locked(struct nrm__pool *pool, struct nrm__pool_block *bloc
         }
     }
     pool->free_nbytes -= block->size;
-    pool->n_whole -= is_whole(block);
+    pool->n_whole -= nrm__pool_is_whole(block);
     pool->n_used -= nrm__pool_is_used(block);
 }
 
@@ -279,15 +271,6 @@ absorb_next_locked(struct nrm__pool *pool, struct nrm__pool_block *block)
     nrm__pool_destroy_block_locked(pool, next);
 }
 
-/* Whether a block becomes one with a neighbour, which may be NULL. */
-static bool
-merges_locked(const struct nrm__pool *pool, struct nrm__pool_block *block,
-              struct nrm__pool_block *neighbour)
-{
-    return neighbour != NULL && nrm__pool_state_of(neighbour) == NRM__POOL_FREE &&
-           (pool->order == NULL || nrm__pool_is_one_locked(pool, block, neighbour));
-}
-
 /* A block, which is in no bin, and its right neighbour, which is in none any more. */
 static void
 merge_locked(struct nrm__pool *pool, struct nrm__pool_block *block)
@@ -306,11 +289,11 @@ nrm__pool_free_locked(struct nrm__pool *pool, struct nrm__pool_block *block,
 {
     struct nrm__pool_block *previous = block->previous;
     block->is_zero = is_zero;
-    if (merges_locked(pool, block, block->next)) {
+    if (nrm__pool_merges_locked(pool, block, block->next)) {
         nrm__pool_bin_remove_locked(pool, block->next);
         merge_locked(pool, block);
     }
-    if (merges_locked(pool, block, previous)) {
+    if (nrm__pool_merges_locked(pool, block, previous)) {
         nrm__pool_bin_remove_locked(pool, previous);
         merge_locked(pool, previous);
         block = previous;
@@ -519,118 +502,4 @@ nrm__pool_extend_locked(struct nrm__pool *pool, struct nrm__pool_block *block,
     absorb_next_locked(pool, block);
     pool->live_nbytes += block->size - before;
     return true;
-}
-
-/* ---- the check ---- */
-
-struct sums {
-    size_t free, live, parked, n_blocks, n_whole, n_used;
-};
-
-static void
-check_block_locked(const struct nrm__pool *pool, const struct nrm__pool_block *block,
-                   struct sums *sums)
-{
-    uintptr_t state = nrm__pool_state_of(block);
-    struct nrm__segment *segment = block->live.segment;
-    size_t granule = nrm__pool_granule_of(segment);
-    uintptr_t last = block->start + block->size - 1;
-    NRM_ASSERT(block->size != 0 && block->size % granule == 0);
-    NRM_ASSERT(block->start - segment->start < segment->nbytes);
-    NRM_ASSERT(nrm__pool_floor_locked(segment, block->start) == block);
-    segment = nrm__pool_segment_of_locked(segment, last);
-    NRM_ASSERT(nrm__pool_floor_locked(segment, last) == block);
-    if (state == NRM__POOL_LIVE) {
-        uintptr_t key = atomic_load(&block->live.key);
-        uintptr_t address = key & ~NRM__STATE_MASK;
-        NRM_ASSERT(address - block->start < granule);
-        NRM_ASSERT(atomic_load(&block->live.capacity) ==
-                   block->size - (address - block->start));
-        NRM_ASSERT(atomic_load(&block->live.nbytes) <=
-                   atomic_load(&block->live.capacity));
-    }
-    NRM_ASSERT(segment->node < pool->n_nodes);
-    sums->free += state == NRM__POOL_FREE ? block->size : 0;
-    sums->parked += state == NRM__POOL_PARKED ? block->size : 0;
-    sums->live += state == NRM__POOL_LIVE || state == NRM__POOL_CLAIMED ? block->size
-                                                                        : 0;
-    sums->n_whole += state == NRM__POOL_FREE && is_whole(block);
-    sums->n_used += state == NRM__POOL_FREE && nrm__pool_is_used(block);
-    sums->n_blocks++;
-}
-
-/* The blocks of segments side by side, of which this is the first. */
-static void
-check_run_locked(const struct nrm__pool *pool, const struct nrm__segment *segment,
-                 struct sums *sums)
-{
-    uintptr_t at = segment->start;
-    struct nrm__pool_block *previous = NULL;
-    struct nrm__pool_block *block = nrm__pool_floor_locked(segment, at);
-    for (; block != NULL; previous = block, block = block->next) {
-        NRM_ASSERT(block->start == at && block->previous == previous);
-        NRM_ASSERT(pool->fixed.block_nbytes == 0 ||
-                   (at - segment->start) % pool->fixed.block_nbytes == 0);
-        bool is_free = nrm__pool_state_of(block) == NRM__POOL_FREE;
-        NRM_ASSERT(!is_free || !merges_locked(pool, block, previous));
-        check_block_locked(pool, block, sums);
-        at += block->size;
-    }
-    const struct nrm__segment *last = segment;
-    for (; segment != NULL; segment = nrm__pool_right_locked(segment)) {
-        last = segment;
-    }
-    NRM_ASSERT(at == last->start + last->nbytes);
-}
-
-size_t
-nrm__pool_check_bins_locked(const struct nrm__pool_bins *bins)
-{
-    size_t sum = 0;
-    for (unsigned class = 0; class < NRM__POOL_N_CLASSES; class++) {
-        bool bit = (bins->bits[class / 64] >> (class % 64)) & 1;
-        NRM_ASSERT(bit == !nrm__list_is_empty(&bins->heads[class]));
-        NRM_ASSERT(!bit || (bins->words >> (class / 64) & 1) != 0);
-        for (struct nrm__link *link = bins->heads[class].next;
-             link != &bins->heads[class]; link = link->next) {
-            struct nrm__pool_block *block =
-                NRM__CONTAINER(link, struct nrm__pool_block, link);
-            NRM_ASSERT(nrm__pool_state_of(block) == NRM__POOL_FREE &&
-                       nrm__pool_class_of(block->size) == class);
-            sum += block->size;
-        }
-    }
-    return sum;
-}
-
-void
-nrm__pool_check_locked(struct nrm__pool *pool)
-{
-    struct sums sums = {0};
-    size_t reserved = 0;
-    for (struct nrm__link *link = pool->segments.next; link != &pool->segments;
-         link = link->next) {
-        struct nrm__segment *segment = NRM__CONTAINER(link, struct nrm__segment, link);
-        if (nrm__pool_left_locked(segment) == NULL) {
-            check_run_locked(pool, segment, &sums);
-        }
-        reserved += segment->nbytes;
-    }
-    NRM_ASSERT(sums.n_blocks == pool->n_blocks);
-    NRM_ASSERT(sums.n_whole == pool->n_whole);
-    NRM_ASSERT(sums.n_used == pool->n_used);
-    NRM_ASSERT(reserved == pool->reserved_nbytes);
-    NRM_ASSERT(reserved <= pool->maximum_nbytes);
-    NRM_ASSERT(sums.free == pool->free_nbytes);
-    NRM_ASSERT(sums.live == pool->live_nbytes);
-    NRM_ASSERT(sums.parked == pool->parked_nbytes);
-    size_t binned = 0;
-    for (unsigned node = 0; node < pool->n_nodes; node++) {
-        binned += nrm__pool_check_bins_locked(&pool->bins[node]);
-    }
-    NRM_ASSERT(binned == pool->free_nbytes - nrm__pool_pending_locked(pool));
-    if (pool->order != NULL) {
-        nrm__pool_check_order_locked(pool);
-        nrm__pool_vmm_check_locked(pool);
-    }
 }

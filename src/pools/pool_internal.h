@@ -1,8 +1,8 @@
 /*
  * What pools/pool.c (the resource), pool_create.c (how it is made), pool_blocks.c (its
- * blocks), pool_segments.c, pool_ahead.c (growth ahead of demand), pool_order.c,
- * pool_pending.c and pool_vmm.c (blocks and segments of device memory) share. Functions
- * named ..._locked: the caller holds the pool's lock.
+ * blocks), pool_check.c, pool_segments.c, pool_growth.c, pool_ahead.c (growth ahead of
+ * demand), pool_order.c, pool_pending.c and pool_vmm.c (blocks and segments of device
+ * memory) share. Functions named ..._locked: the caller holds the pool's lock.
  */
 #ifndef NRM_POOLS_POOL_INTERNAL_H
 #define NRM_POOLS_POOL_INTERNAL_H
@@ -201,6 +201,13 @@ nrm__pool_is_used(const struct nrm__pool_block *block)
     return !block->is_zero && block->size >= NRM__HUGE_PAGE;
 }
 
+/* Whether a block is all of its segment. */
+static inline bool
+nrm__pool_is_whole(const struct nrm__pool_block *block)
+{
+    return block->size == block->live.segment->nbytes;
+}
+
 /* The node whose memory this thread should have. */
 static inline unsigned
 nrm__pool_node_here(const struct nrm__pool *pool)
@@ -277,7 +284,7 @@ void nrm__pool_cut_tail_locked(struct nrm__pool *pool, struct nrm__pool_block *b
 bool nrm__pool_extend_locked(struct nrm__pool *pool, struct nrm__pool_block *block,
                              size_t nbytes, size_t wanted);
 
-/* Aborts unless everything agrees. */
+/* Aborts unless everything agrees (pools/pool_check.c). */
 void nrm__pool_check_locked(struct nrm__pool *pool);
 /* The bytes of their blocks. */
 size_t nrm__pool_check_bins_locked(const struct nrm__pool_bins *bins);
@@ -305,6 +312,15 @@ struct nrm__pool_bins *nrm__pool_leave_list_locked(struct nrm__pool *pool,
 /* Whether two free neighbours are one block; false: they stay two for now. */
 bool nrm__pool_is_one_locked(const struct nrm__pool *pool, struct nrm__pool_block *a,
                              struct nrm__pool_block *b);
+
+/* Whether a block becomes one with a neighbour, which may be NULL. */
+static inline bool
+nrm__pool_merges_locked(const struct nrm__pool *pool, struct nrm__pool_block *block,
+                        struct nrm__pool_block *neighbour)
+{
+    return neighbour != NULL && nrm__pool_state_of(neighbour) == NRM__POOL_FREE &&
+           (pool->order == NULL || nrm__pool_is_one_locked(pool, block, neighbour));
+}
 
 /* Gives the first of two that are one the tag of both. */
 void nrm__pool_join_tags_locked(struct nrm__pool_block *a, struct nrm__pool_block *b);
@@ -376,7 +392,12 @@ bool nrm__pool_make_zero(struct nrm__pool *pool, struct nrm__pool_block *block);
 /* Such a block is freed: sees what it was used for. Whether it is known to be zero. */
 bool nrm__pool_learn_zero(struct nrm__pool *pool, struct nrm__pool_block *block);
 
-/* ---- segments: the lock is not held ---- */
+/* ---- growth: the lock is not held (pools/pool_growth.c) ---- */
+
+/* Books `nbytes` against the limit, before the upstream is asked; false: they do not fit. And
+   back, when what the upstream gave is counted as reserved. */
+bool nrm__pool_book_growth(struct nrm__pool *pool, size_t nbytes);
+void nrm__pool_unbook_growth(struct nrm__pool *pool, size_t nbytes);
 
 /* Takes a segment of `nbytes` of the upstream. NRM_OUT_OF_MEMORY: the record has the
    upstream's words, or none where the limit is reached; nrm__pool_explain says the rest. */
@@ -388,11 +409,6 @@ size_t nrm__pool_next_segment(struct nrm__pool *pool, size_t nbytes);
 
 /* One more segment of `nbytes`, ahead of demand. */
 nrm_status nrm__pool_grow_ahead(struct nrm__pool *pool, size_t nbytes);
-
-/* Makes memory of the upstream, or mapped (no owner), one free block. `how`: the growth. */
-nrm_status nrm__pool_enter_segment(struct nrm__pool *pool,
-                                   const struct nrm__block *upstream, size_t nbytes,
-                                   unsigned how);
 
 /* What the pool has from the beginning. */
 nrm_status nrm__pool_grow_at_first(struct nrm__pool *pool, size_t nbytes);
@@ -406,6 +422,13 @@ nrm_status nrm__pool_grow(struct nrm__pool *pool, size_t nbytes, size_t alignmen
    forbade to ask), and where the pool's memory is. Returns NRM_OUT_OF_MEMORY. */
 nrm_status nrm__pool_explain(struct nrm__pool *pool, const nrm_error *said,
                              size_t asked);
+
+/* ---- segments: the lock is not held (pools/pool_segments.c) ---- */
+
+/* Makes memory of the upstream, or mapped (no owner), one free block. `how`: the growth. */
+nrm_status nrm__pool_enter_segment(struct nrm__pool *pool,
+                                   const struct nrm__block *upstream, size_t nbytes,
+                                   unsigned how);
 
 /* Gives segments that are free as a whole, and of more than `min_nbytes`, back to the
    upstream while more than `keep_nbytes` stay free. Returns bytes. */
