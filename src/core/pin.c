@@ -6,13 +6,12 @@
  * driver works: a range that is being locked or unlocked is busy, and who meets a busy one
  * waits, detached.
  *
- * Who counts a range down to zero gives that moment a number, its turn. It records an event
- * in each active context and polls until all are done, as the driver's own waiting would
- * hold up every other thread that calls it. Then it unlocks the range, if the turn is still
- * the same: otherwise somebody has pinned the bytes again meanwhile, and had work submitted
- * that these events do not cover. Where it must not wait or cannot record, the start and the
- * turn go to the retired list, and the same is done when the epoch is over. So a range that
- * waits to be unlocked can be pinned again at any time, without the driver.
+ * Who counts a range down to zero gives that moment a number, its turn. It waits until the
+ * GPU has done all that was submitted (core/pin_wait.c). Then it unlocks the range, if the
+ * turn is still the same: otherwise somebody has pinned the bytes again meanwhile, and had
+ * work submitted that the wait did not cover. Where it must not wait or cannot, the start
+ * and the turn go to the retired list, and the same is done when the epoch is over. So a
+ * range that waits to be unlocked can be pinned again at any time, without the driver.
  *
  * Every pin keeps its own bytes alive by its keepalive. That of the last pin of the whole
  * range stays with the range until it is unlocked.
@@ -30,15 +29,14 @@
 #include "core/hooks.h"
 #include "core/nodes.h"
 #include "core/pin_check.h"
+#include "core/pin_wait.h"
 #include "core/uses.h"
-#include "cuda/event.h"
+#include "cuda/context.h"
 #include "cuda/page_lock.h"
 #include "os/fork.h"
 #include "os/system.h"
 
-#define PAUSE_FIRST_NS UINT64_C(20000) /* between two looks; doubled up to ... */
-#define PAUSE_LAST_NS UINT64_C(500000)
-#define ASK_NS UINT64_C(50000000) /* between two questions whether the wait goes on */
+#define PAUSE_NS UINT64_C(20000) /* between two looks at a busy range */
 
 enum { MAX_FAILURES = 8 }; /* to unlock one range, before it is left as it is */
 
@@ -293,7 +291,7 @@ lock_bytes(nrm_pin *pin, const nrm_pin_options *options)
     enum joined joined;
     struct nrm__tree_node other;
     while ((joined = join(pin, fresh, &other)) == BUSY) {
-        nrm__sleep_ns(PAUSE_FIRST_NS);
+        nrm__sleep_ns(PAUSE_NS);
     }
     if (joined != MINE || pin->range != fresh) {
         nrm__node_deallocate(fresh, sizeof *fresh);
@@ -366,7 +364,7 @@ take(uintptr_t start, uint64_t turn)
         if (!is_busy) {
             return range;
         }
-        nrm__sleep_ns(PAUSE_FIRST_NS);
+        nrm__sleep_ns(PAUSE_NS);
     }
 }
 
@@ -406,84 +404,6 @@ finish(uintptr_t start, uint64_t turn, struct keepalive *kept)
         *kept = (struct keepalive){0}; /* never: the driver would go to its pages */
     }
     return true;
-}
-
-/* ---- waiting ---- */
-
-static void
-recycle(struct nrm__cuda_event *events, int n)
-{
-    while (n > 0) {
-        nrm__cuda_event_recycle(&events[--n]);
-    }
-}
-
-/* -1: an event could not be recorded here and now, so nothing may be waited for. */
-static int
-record_all(struct nrm__cuda_event *events)
-{
-    int devices[NRM__MAX_DEVICES], n = 0;
-    int n_devices = nrm__cuda_active_devices(devices);
-    for (int i = 0; i < n_devices; i++) {
-        enum nrm__record record = nrm__cuda_record(devices[i], &events[n]);
-        if (record == NRM__RECORDED) {
-            n++;
-        }
-        else if (record != NRM__RECORD_IDLE) {
-            if (record == NRM__RECORD_INVALIDATED) {
-                nrm__epoch_warn_capture(devices[i]);
-            }
-            recycle(events, n);
-            return -1;
-        }
-    }
-    return n;
-}
-
-/* How long a closing thread waits: until this says no, or NULL: as long as it takes. Asked
-   attached. */
-struct patience {
-    bool (*goes_on)(void);
-    void *token; /* of the detachment */
-    uint64_t next_ns;
-};
-
-static bool
-has_patience(struct patience *patience)
-{
-    uint64_t now = nrm__clock_ns();
-    if (patience->goes_on == NULL || now < patience->next_ns) {
-        return true;
-    }
-    nrm__attach(patience->token);
-    bool yes = patience->goes_on();
-    patience->token = nrm__detach();
-    patience->next_ns = now + ASK_NS;
-    return yes;
-}
-
-/* Until everything submitted so far is done. False: it is not. */
-static bool
-wait_for_all(struct patience *patience)
-{
-    struct nrm__cuda_event events[NRM__MAX_DEVICES];
-    uint64_t pause = PAUSE_FIRST_NS;
-    int n = record_all(events);
-    while (n > 0 && !nrm__is_exiting()) {
-        nrm_status status = nrm__cuda_event_query(&events[n - 1]);
-        if (status == NRM_OK) {
-            nrm__cuda_event_recycle(&events[--n]);
-        }
-        else if (status == NRM_DEVICE_LOST || !has_patience(patience)) {
-            recycle(events, n);
-            return false;
-        }
-        else {
-            nrm__sleep_ns(pause);
-            pause = nrm__min(2 * pause, PAUSE_LAST_NS);
-        }
-    }
-    return n == 0;
 }
 
 /* ---- the retired list ---- */
@@ -557,10 +477,10 @@ static void
 unlock_later_or_now(uintptr_t start, uint64_t turn, bool (*ask)(void))
 {
     struct keepalive kept = {0};
-    struct patience patience = {.goes_on = ask, .next_ns = nrm__clock_ns() + ASK_NS};
-    patience.token = nrm__detach();
-    bool is_done = wait_for_all(&patience) && finish(start, turn, &kept);
-    nrm__attach(patience.token);
+    struct nrm__pin_wait wait;
+    nrm__pin_wait_begin(&wait, ask);
+    bool is_done = nrm__pin_wait_for_all(&wait) && finish(start, turn, &kept);
+    nrm__pin_wait_end(&wait);
     if (!is_done && !nrm__is_exiting()) {
         retire(start, turn);
     }
