@@ -14,6 +14,12 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#ifdef NRM_VALGRIND
+#include <valgrind/memcheck.h>
+#else
+#define VALGRIND_MAKE_MEM_DEFINED(ptr, nbytes) 0
+#endif
+
 #include "base/assert.h"
 #include "base/bits.h"
 #include "os/lines.h"
@@ -40,6 +46,14 @@ nrm__page_size(void)
 
 /* ---- mapping ---- */
 
+/* Of a call that asked for whole pages, and some. If it was not valid there are not so many
+   addresses: Linux says ENOMEM then, Valgrind does not. */
+static int
+map_error(void)
+{
+    return errno == EINVAL ? ENOMEM : errno;
+}
+
 /* Address space at `alignment`, without rights, so that no memory is accounted for
    it; not MAP_NORESERVE, which would keep it that way when it gets rights. */
 static int
@@ -51,7 +65,7 @@ reserve(size_t nbytes, size_t alignment, char **out)
     }
     char *space = mmap(NULL, nbytes + slack, PROT_NONE, PLAIN, -1, 0);
     if (space == MAP_FAILED) {
-        return errno;
+        return map_error();
     }
     char *ptr = space + (-(uintptr_t)space & (alignment - 1));
     size_t head = (size_t)(ptr - space);
@@ -93,7 +107,7 @@ nrm__map(size_t nbytes, size_t alignment, void **out)
     if (may_be_aligned) {
         void *ptr = mmap(NULL, nbytes, RIGHTS, PLAIN, -1, 0);
         if (ptr == MAP_FAILED) {
-            return errno;
+            return map_error();
         }
         if (nrm__is_aligned(ptr, alignment)) {
             *out = ptr;
@@ -159,7 +173,7 @@ check_growth(size_t nbytes)
 {
     void *ptr = mmap(NULL, nbytes, RIGHTS, PLAIN, -1, 0);
     if (ptr == MAP_FAILED) {
-        return errno;
+        return map_error();
     }
     nrm__unmap(ptr, nbytes);
     return 0;
@@ -183,6 +197,9 @@ move(void *ptr, size_t old_nbytes, size_t new_nbytes, size_t alignment, void **o
            thread may have mapped something there. */
         return errno;
     }
+    /* Valgrind looks its rights up in a segment that is not there any more. */
+    (void)VALGRIND_MAKE_MEM_DEFINED((char *)moved + old_nbytes,
+                                    new_nbytes - old_nbytes);
     *out = moved;
     return 0;
 }

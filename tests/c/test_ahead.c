@@ -404,7 +404,7 @@ TEST(nothing_grows_ahead_in_a_forked_child)
 
 TEST(decay_and_growth_do_not_fight)
 {
-    CHECK_OK(nrm_option_set(NRM_OPT_DECAY, "100 ms"));
+    CHECK_OK(nrm_option_set(NRM_OPT_DECAY, "500 ms")); /* many looks, however slow */
     nrm_resource *mr = ahead_over(host_source(), 0);
     take(mr, 7);
     comes_to(mr, 1);

@@ -87,6 +87,16 @@ static const struct stale {
     {"eight times", 20 * KIB, 8, true},
 };
 
+/* Kernels that do not know the flag, and Valgrind, map something else instead. */
+static bool
+is_taken(uintptr_t address, size_t nbytes)
+{
+    void *ptr = mmap((void *)address, nbytes, PROT_NONE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    bool got_another = ptr != MAP_FAILED && munmap(ptr, nbytes) == 0;
+    return !got_another || ptr != (void *)address;
+}
+
 /* Somebody unmapped memory that was registered, and the kernel gives us the addresses. */
 TEST_EACH(addresses_that_others_left_registered_are_set_aside, stales)
 {
@@ -103,9 +113,7 @@ TEST_EACH(addresses_that_others_left_registered_are_set_aside, stales)
     CHECK_EQ(n, stale->n_refused + !stale->is_refused);
     for (unsigned i = 0; i < stale->n_refused; i++) {
         /* Reserved: the kernel maps nothing there by its own choice. */
-        CHECK(mmap((void *)addresses[i], stale->nbytes, PROT_NONE,
-                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1,
-                   0) == MAP_FAILED);
+        CHECK(is_taken(addresses[i], stale->nbytes));
         CHECK_EQ(munmap((void *)addresses[i], stale->nbytes), 0);
     }
     if (ptr != NULL) {
