@@ -15,120 +15,17 @@ import functools
 import gc
 import operator
 import re
-import threading
 from contextlib import contextmanager
-from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint64, c_void_p
 from pathlib import Path
+
+from numpy_rmm._driver import CALLS, Driver, handle_of
 
 __all__ = ["Driver", "SimulatedCuda", "assert_no_leaks", "simulate_cuda"]
 
 _MAX_DEVICES = 16
 
-# ---- the driver's calls --------------------------------------------------------------
-
-# One letter an argument: i int, u unsigned, Q 64 bits, z size_t, p address or handle,
-# s text, b unsigned char; capital I, U, Z, P, D: a pointer to one to be filled in.
-_TYPES = {
-    "i": c_int,
-    "u": c_uint,
-    "Q": c_uint64,
-    "z": c_size_t,
-    "p": c_void_p,
-    "s": c_char_p,
-    "b": ctypes.c_ubyte,
-    "I": POINTER(c_int),
-    "U": POINTER(c_uint),
-    "Z": POINTER(c_size_t),
-    "P": POINTER(c_void_p),
-    "D": POINTER(c_uint64),
-    "S": POINTER(c_char_p),
-}
-
-# name: (symbol, CUDA version of its prototype, arguments); tests compare it with abi.h.
-_CALLS = {
-    "cuInit": ("cuInit", 2000, "u"),
-    "cuDriverGetVersion": ("cuDriverGetVersion", 2020, "I"),
-    "cuGetProcAddress": ("cuGetProcAddress_v2", 12000, "sPiQU"),
-    "cuGetErrorName": ("cuGetErrorName", 6000, "iS"),
-    "cuGetErrorString": ("cuGetErrorString", 6000, "iS"),
-    "cuDeviceGet": ("cuDeviceGet", 2000, "Ii"),
-    "cuDeviceGetCount": ("cuDeviceGetCount", 2000, "I"),
-    "cuDeviceGetName": ("cuDeviceGetName", 2000, "sii"),
-    "cuDeviceGetAttribute": ("cuDeviceGetAttribute", 2000, "Iii"),
-    "cuDeviceTotalMem": ("cuDeviceTotalMem_v2", 3020, "Zi"),
-    "cuDeviceGetPCIBusId": ("cuDeviceGetPCIBusId", 4010, "sii"),
-    "cuDevicePrimaryCtxRetain": ("cuDevicePrimaryCtxRetain", 7000, "Pi"),
-    "cuDevicePrimaryCtxRelease": ("cuDevicePrimaryCtxRelease_v2", 11000, "i"),
-    "cuDevicePrimaryCtxGetState": ("cuDevicePrimaryCtxGetState", 7000, "iUI"),
-    "cuDevicePrimaryCtxReset": ("cuDevicePrimaryCtxReset_v2", 11000, "i"),
-    "cuCtxGetCurrent": ("cuCtxGetCurrent", 4000, "P"),
-    "cuCtxSetCurrent": ("cuCtxSetCurrent", 4000, "p"),
-    "cuCtxPushCurrent": ("cuCtxPushCurrent_v2", 4000, "p"),
-    "cuCtxPopCurrent": ("cuCtxPopCurrent_v2", 4000, "P"),
-    "cuCtxGetDevice": ("cuCtxGetDevice", 2000, "I"),
-    "cuCtxGetId": ("cuCtxGetId", 12000, "pD"),
-    "cuCtxSynchronize": ("cuCtxSynchronize", 2000, ""),
-    "cuCtxRecordEvent": ("cuCtxRecordEvent", 12050, "pp"),
-    "cuMemGetInfo": ("cuMemGetInfo_v2", 3020, "ZZ"),
-    "cuMemAlloc": ("cuMemAlloc_v2", 3020, "Dz"),
-    "cuMemFree": ("cuMemFree_v2", 3020, "Q"),
-    "cuMemAddressReserve": ("cuMemAddressReserve", 10020, "DzzQQ"),
-    "cuMemAddressFree": ("cuMemAddressFree", 10020, "Qz"),
-    "cuMemCreate": ("cuMemCreate", 10020, "DzpQ"),
-    "cuMemRelease": ("cuMemRelease", 10020, "Q"),
-    "cuMemMap": ("cuMemMap", 10020, "QzzQQ"),
-    "cuMemUnmap": ("cuMemUnmap", 10020, "Qz"),
-    "cuMemSetAccess": ("cuMemSetAccess", 10020, "Qzpz"),
-    "cuMemGetAllocationGranularity": ("cuMemGetAllocationGranularity", 10020, "Zpu"),
-    "cuMemAllocManaged": ("cuMemAllocManaged", 6000, "Dzu"),
-    "cuMemHostAlloc": ("cuMemHostAlloc", 2020, "Pzu"),
-    "cuMemFreeHost": ("cuMemFreeHost", 2000, "p"),
-    "cuMemHostRegister": ("cuMemHostRegister_v2", 6050, "pzu"),
-    "cuMemHostUnregister": ("cuMemHostUnregister", 4000, "p"),
-    "cuMemHostGetDevicePointer": ("cuMemHostGetDevicePointer_v2", 3020, "Dpu"),
-    "cuMemHostGetFlags": ("cuMemHostGetFlags", 2030, "Up"),
-    "cuPointerGetAttribute": ("cuPointerGetAttribute", 4000, "piQ"),
-    "cuMemcpyHtoD": ("cuMemcpyHtoD_v2", 3020, "Qpz"),
-    "cuMemcpyDtoH": ("cuMemcpyDtoH_v2", 3020, "pQz"),
-    "cuMemcpyDtoD": ("cuMemcpyDtoD_v2", 3020, "QQz"),
-    "cuMemcpy": ("cuMemcpy", 4000, "QQz"),
-    "cuMemcpyHtoDAsync": ("cuMemcpyHtoDAsync_v2", 3020, "Qpzp"),
-    "cuMemcpyDtoHAsync": ("cuMemcpyDtoHAsync_v2", 3020, "pQzp"),
-    "cuMemcpyAsync": ("cuMemcpyAsync", 4000, "QQzp"),
-    "cuMemcpy2DAsync": ("cuMemcpy2DAsync_v2", 3020, "pp"),
-    "cuMemsetD8": ("cuMemsetD8_v2", 3020, "Qbz"),
-    "cuMemsetD8Async": ("cuMemsetD8Async", 3020, "Qbzp"),
-    "cuStreamCreate": ("cuStreamCreate", 2000, "Pu"),
-    "cuStreamDestroy": ("cuStreamDestroy_v2", 4000, "p"),
-    "cuStreamQuery": ("cuStreamQuery", 2000, "p"),
-    "cuStreamSynchronize": ("cuStreamSynchronize", 2000, "p"),
-    "cuStreamWaitEvent": ("cuStreamWaitEvent", 3020, "ppu"),
-    "cuStreamWaitValue32": ("cuStreamWaitValue32_v2", 11070, "pQuu"),
-    "cuStreamGetCtx": ("cuStreamGetCtx", 9020, "pP"),
-    "cuStreamGetId": ("cuStreamGetId", 12000, "pD"),
-    "cuStreamIsCapturing": ("cuStreamIsCapturing", 10000, "pU"),
-    "cuStreamBeginCapture": ("cuStreamBeginCapture_v2", 10010, "pu"),
-    "cuStreamEndCapture": ("cuStreamEndCapture", 10000, "pP"),
-    "cuStreamGetCaptureInfo": ("cuStreamGetCaptureInfo_v3", 12030, "pUDPppZ"),
-    "cuUserObjectCreate": ("cuUserObjectCreate", 11030, "Pppuu"),
-    "cuUserObjectRelease": ("cuUserObjectRelease", 11030, "pu"),
-    "cuGraphRetainUserObject": ("cuGraphRetainUserObject", 11030, "ppuu"),
-    "cuGraphInstantiateWithFlags": ("cuGraphInstantiateWithFlags", 11040, "PpQ"),
-    "cuGraphLaunch": ("cuGraphLaunch", 10000, "pp"),
-    "cuGraphExecDestroy": ("cuGraphExecDestroy", 10000, "p"),
-    "cuGraphDestroy": ("cuGraphDestroy", 10000, "p"),
-    "cuThreadExchangeStreamCaptureMode": (
-        "cuThreadExchangeStreamCaptureMode",
-        10010,
-        "U",
-    ),
-    "cuEventCreate": ("cuEventCreate", 2000, "Pu"),
-    "cuEventDestroy": ("cuEventDestroy_v2", 4000, "p"),
-    "cuEventQuery": ("cuEventQuery", 2000, "p"),
-    "cuEventRecord": ("cuEventRecord", 2000, "pp"),
-    "cuEventSynchronize": ("cuEventSynchronize", 2000, "p"),
-    "cuLaunchHostFunc": ("cuLaunchHostFunc", 10000, "ppp"),
-}
+# ---- the simulator -------------------------------------------------------------------
 
 _ATTRIBUTES = {
     "multiprocessor_count": 16,
@@ -154,162 +51,6 @@ _ATTRIBUTES = {
     "memory_pools_supported": 115,
     "host_numa_id": 134,
 }
-
-_NON_BLOCKING = 1
-_DISABLE_TIMING = 2
-_PORTABLE_AND_MAPPED = 3
-
-
-def _handle(stream):
-    """The driver's handle of a stream, which may also be an object of some library."""
-    if hasattr(stream, "__cuda_stream__"):
-        return stream.__cuda_stream__()[1]
-    return operator.index(getattr(stream, "ptr", stream))
-
-
-class Driver:
-    """The CUDA driver's own calls, of the real library or of the simulated one.
-
-    Every entry point is an attribute that takes and returns what the C function does, a
-    result code included: ``driver.cuStreamSynchronize(stream)``. The methods below make
-    the objects that tests need and raise where a call fails. All work in the current
-    context of the calling thread; `activate` makes one current.
-
-    Parameters
-    ----------
-    path : str or path, optional
-        The library to open. By default ``libcuda.so.1``.
-
-    Raises
-    ------
-    OSError
-        The library does not exist or is no CUDA driver of version 12.0 or later.
-    """
-
-    def __init__(self, path=None):
-        self.path = "libcuda.so.1" if path is None else str(path)
-        self._library = ctypes.CDLL(self.path)
-        try:
-            self._find = self._library.cuGetProcAddress_v2
-        except AttributeError:
-            raise OSError(f"{self.path} is no CUDA driver of 12.0 or later") from None
-        self._find.argtypes = [
-            _TYPES[letter] for letter in _CALLS["cuGetProcAddress"][2]
-        ]
-        self._lock = threading.Lock()
-        self._n_held = 0  # streams
-        self._flags = []  # that nothing waits for any more
-
-    def __repr__(self):
-        return f"Driver({self.path!r})"
-
-    def __getattr__(self, name):
-        if name not in _CALLS:
-            raise AttributeError(f"the driver's call {name!r} is not declared here")
-        _, version, arguments = _CALLS[name]
-        address = c_void_p()
-        self._find(name.encode(), byref(address), version, 0, None)
-        if not address:
-            raise AttributeError(f"{self.path} has no {name}")
-        prototype = ctypes.CFUNCTYPE(c_int, *(_TYPES[letter] for letter in arguments))
-        function = prototype(address.value)
-        setattr(self, name, function)
-        return function
-
-    def __dir__(self):
-        return sorted({*super().__dir__(), *_CALLS})
-
-    def error_name(self, result):
-        """The name of a result code, as ``"CUDA_ERROR_NOT_READY"``."""
-        name = c_char_p()
-        self.cuGetErrorName(result, byref(name))
-        return str(result) if name.value is None else name.value.decode()
-
-    def check(self, result):
-        """Raise RuntimeError with the error's name unless `result` is 0."""
-        if result != 0:
-            raise RuntimeError(self.error_name(result))
-
-    def activate(self, device=0):
-        """Initialise the driver, retain a device's primary context and make it current.
-
-        Returns the context's handle. Each call is to be undone by one of
-        ``cuDevicePrimaryCtxRelease``.
-        """
-        context = c_void_p()
-        self.check(self.cuInit(0))
-        self.check(self.cuDevicePrimaryCtxRetain(byref(context), device))
-        self.check(self.cuCtxSetCurrent(context))
-        return context.value
-
-    def create_stream(self, flags=_NON_BLOCKING):
-        """The handle of a new stream, by default one that does not block."""
-        stream = c_void_p()
-        self.check(self.cuStreamCreate(byref(stream), flags))
-        return stream.value
-
-    def create_event(self, flags=_DISABLE_TIMING):
-        """The handle of a new event, by default one without a time."""
-        event = c_void_p()
-        self.check(self.cuEventCreate(byref(event), flags))
-        return event.value
-
-    def allocate(self, nbytes):
-        """The address of `nbytes` bytes of device memory, for ``cuMemFree``."""
-        address = c_uint64()
-        self.check(self.cuMemAlloc(byref(address), nbytes))
-        return address.value
-
-    def read(self, address, nbytes):
-        """The bytes at a device address. Waits for the legacy stream."""
-        buffer = ctypes.create_string_buffer(nbytes)
-        self.check(self.cuMemcpyDtoH(buffer, address, nbytes))
-        return buffer.raw
-
-    def is_done(self, event):
-        """Whether the work that an event covers is done."""
-        result = self.cuEventQuery(event)
-        if self.error_name(result) == "CUDA_ERROR_NOT_READY":
-            return False
-        self.check(result)
-        return True
-
-    @contextmanager
-    def held(self, stream):
-        """Keep a stream's later work from running until the block is left.
-
-        The stream waits for a word of page-locked memory, which works on every driver.
-        That is freed when no stream is held any more: the driver's free waits for all
-        of them.
-        """
-        flag = c_void_p()
-        address = c_uint64()
-        self.check(self.cuMemHostAlloc(byref(flag), 4096, _PORTABLE_AND_MAPPED))
-        word = c_uint.from_address(flag.value)
-        word.value = 0
-        with self._lock:
-            self._n_held += 1
-        try:
-            self.check(self.cuMemHostGetDevicePointer(byref(address), flag, 0))
-            self.check(self.cuStreamWaitValue32(_handle(stream), address, 1, 0))
-            yield
-        finally:
-            word.value = 1
-            result = self.cuStreamSynchronize(_handle(stream))
-            self._free_flags(flag)
-            self.check(result)
-
-    def _free_flags(self, flag):
-        with self._lock:
-            self._n_held -= 1
-            self._flags.append(flag)
-            spent = self._flags if self._n_held == 0 else []
-            self._flags = self._flags if self._n_held else []
-        for each in spent:
-            self.check(self.cuMemFreeHost(each))
-
-
-# ---- the simulator -------------------------------------------------------------------
 
 
 class _Config(ctypes.Structure):
@@ -515,7 +256,7 @@ class SimulatedCuda:
 
     @staticmethod
     def _call_name(call):
-        if call not in _CALLS:
+        if call not in CALLS:
             raise ValueError(f"the driver has no call {call!r}")
         return call.encode()
 
@@ -562,13 +303,13 @@ class SimulatedCuda:
         self._stream(_controls().nrm_cudasim_release_stream, stream)
 
     def _stream(self, control, stream):
-        result = control(_handle(stream))
+        result = control(handle_of(stream))
         if result != 0:
             raise ValueError(f"{stream!r} is no stream here ({result})")
 
     def step(self, stream=0):
         """Run a stream's next operation if it is ready; says whether it was."""
-        return _controls().nrm_cudasim_step(_handle(stream)) == 1
+        return _controls().nrm_cudasim_step(handle_of(stream)) == 1
 
     # ---- asking what has happened
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from numpy_rmm import testing
+from numpy_rmm import _driver, testing
 
 ROOT = Path(__file__).resolve().parents[1]
 RULES = ROOT / "tests" / "gpu" / "rules"
@@ -122,7 +122,7 @@ def entry_points() -> dict[str, tuple[str, int, str]]:
 
 
 def letter(argument: str) -> str:
-    """The letter of `testing._TYPES` for one declared argument."""
+    """The letter of `_driver.TYPES` for one declared argument."""
     declared = " ".join(argument.split()[:-1]) + "*" * argument.split()[-1].count("*")
     return {
         "unsigned int": "u",
@@ -173,7 +173,7 @@ def test_the_calls_of_the_python_face_are_the_declared_ones() -> None:
         )
         for name, (symbol, version, args) in entry_points().items()
     }
-    assert declared == testing._CALLS
+    assert declared == _driver.CALLS
 
 
 def test_the_attributes_of_the_python_face_are_the_declared_ones() -> None:
