@@ -73,62 +73,95 @@ finish(const nrm_stream *stream)
     CHECK_EQ(cuda.cuStreamSynchronize(handle_of(stream)), NRM_CUDA_SUCCESS);
 }
 
+/* The program with a pool, a stream of ours, and a block of ones. */
+struct scene {
+    struct copies copies;
+    nrm_resource *pool;
+    nrm_stream *stream;
+    void *ptr;
+};
+
+static struct scene
+scene_begin(const struct copies_kind *kind, nrm_reuse reuse)
+{
+    struct scene scene = {.copies = copies_begin(kind)};
+    scene.pool = pool_with(scene.copies.source, reuse, 0);
+    scene.stream = new_stream();
+    scene.ptr = allocate(scene.pool, BLOCK);
+    memset(scene.ptr, 1, BLOCK);
+    return scene;
+}
+
+static void
+scene_end(struct scene *scene)
+{
+    nrm_stream_release(scene->stream);
+    copies_end(&scene->copies, scene->pool);
+}
+
+/* The block is copied on the stream, later. */
+static void
+copy_held(struct scene *scene)
+{
+    hold(scene->stream);
+    copy_on(&scene->copies, scene->stream, scene->ptr);
+}
+
+static void
+copy_on_handle(struct scene *scene, nrm_CUstream handle)
+{
+    CHECK_EQ(cuda.cuMemcpyHtoDAsync(scene->copies.device, scene->ptr, BLOCK, handle),
+             NRM_CUDA_SUCCESS);
+}
+
+/* The freed block does not come back before its copy is done, for which `held` is let go,
+   and the copy sees the ones; then it does. */
+static void
+check_waits(struct scene *scene, nrm_CUstream held)
+{
+    CHECK(!comes_back(scene->pool, scene->ptr, 6));
+    CHECK_EQ(sim.release_stream(held), 0);
+    CHECK_EQ(cuda.cuCtxSynchronize(), NRM_CUDA_SUCCESS);
+    CHECK(copies_arrived(&scene->copies, 1, BLOCK));
+    CHECK(comes_back(scene->pool, scene->ptr, 8));
+}
+
 /* ---- known uses decide alone ---- */
 
 TEST_EACH(under_recorded_a_block_waits_for_its_uses, copies_kinds)
 {
-    struct copies copies = copies_begin(row);
-    nrm_resource *pool = pool_with(copies.source, NRM_REUSE_RECORDED, 0);
-    nrm_stream *stream = new_stream();
-    void *ptr = allocate(pool, BLOCK);
-    memset(ptr, 1, BLOCK);
-    hold(stream);
-    copy_on(&copies, stream, ptr);
-    CHECK_OK(nrm_record_use(ptr, stream));
+    struct scene scene = scene_begin(row, NRM_REUSE_RECORDED);
+    copy_held(&scene);
+    CHECK_OK(nrm_record_use(scene.ptr, scene.stream));
     uint64_t before = sim.call_count(NULL);
-    deallocate(pool, ptr);
+    deallocate(scene.pool, scene.ptr);
     CHECK_EQ(sim.call_count(NULL), before);
-    CHECK(!comes_back(pool, ptr, 6));
-    finish(stream);
-    CHECK(copies_arrived(&copies, 1, BLOCK));
-    CHECK(comes_back(pool, ptr, 8));
+    check_waits(&scene, handle_of(scene.stream));
     CHECK_EQ(sim.call_count("cuCtxRecordEvent"), 0u);
-    nrm_stream_release(stream);
-    copies_end(&copies, pool);
+    scene_end(&scene);
 }
 
 TEST_EACH(under_recorded_what_nobody_noted_is_handed_out_at_once, copies_kinds)
 {
-    struct copies copies = copies_begin(row);
-    nrm_resource *pool = pool_with(copies.source, NRM_REUSE_RECORDED, 0);
-    nrm_stream *stream = new_stream();
-    void *ptr = allocate(pool, BLOCK);
-    memset(ptr, 1, BLOCK);
-    hold(stream);
-    copy_on(&copies, stream, ptr);
-    deallocate(pool, ptr);
-    CHECK(comes_back(pool, ptr, 1));
-    finish(stream);
-    CHECK(!copies_arrived(&copies, 1, BLOCK)); /* so the tests here can fail */
-    nrm_stream_release(stream);
-    copies_end(&copies, pool);
+    struct scene scene = scene_begin(row, NRM_REUSE_RECORDED);
+    copy_held(&scene);
+    deallocate(scene.pool, scene.ptr);
+    CHECK(comes_back(scene.pool, scene.ptr, 1));
+    finish(scene.stream);
+    CHECK(!copies_arrived(&scene.copies, 1, BLOCK)); /* so the tests here can fail */
+    scene_end(&scene);
 }
 
 TEST_EACH(under_immediate_nothing_is_noted, copies_kinds)
 {
-    struct copies copies = copies_begin(row);
-    nrm_resource *pool = pool_with(copies.source, NRM_REUSE_IMMEDIATE, 0);
-    nrm_stream *stream = new_stream();
-    void *ptr = allocate(pool, BLOCK);
-    hold(stream);
-    copy_on(&copies, stream, ptr);
-    CHECK_OK(nrm_record_use(ptr, stream));
-    CHECK_EQ(n_uses(ptr), 0u);
-    deallocate(pool, ptr);
-    CHECK(comes_back(pool, ptr, 1));
-    finish(stream);
-    nrm_stream_release(stream);
-    copies_end(&copies, pool);
+    struct scene scene = scene_begin(row, NRM_REUSE_IMMEDIATE);
+    copy_held(&scene);
+    CHECK_OK(nrm_record_use(scene.ptr, scene.stream));
+    CHECK_EQ(n_uses(scene.ptr), 0u);
+    deallocate(scene.pool, scene.ptr);
+    CHECK(comes_back(scene.pool, scene.ptr, 1));
+    finish(scene.stream);
+    scene_end(&scene);
 }
 
 /* Work on `stream` waits behind the held stream of the program, which the end of `stream`
@@ -148,48 +181,32 @@ put_behind(struct copies *copies, nrm_CUstream stream)
 
 TEST_EACH(a_use_of_a_bare_handle_outlives_the_handle, copies_kinds)
 {
-    struct copies copies = copies_begin(row);
-    nrm_resource *pool = pool_with(copies.source, NRM_REUSE_RECORDED, 0);
+    struct scene scene = scene_begin(row, NRM_REUSE_RECORDED);
     nrm_CUstream first = new_handle();
-    void *ptr = allocate(pool, BLOCK);
-    memset(ptr, 1, BLOCK);
-    put_behind(&copies, first);
-    CHECK_EQ(cuda.cuMemcpyHtoDAsync(copies.device, ptr, BLOCK, first),
-             NRM_CUDA_SUCCESS);
+    put_behind(&scene.copies, first);
+    copy_on_handle(&scene, first);
     uint64_t before = sim.call_count("cuEventRecord");
-    CHECK_OK(nrm_record_use_on_handle(ptr, (uintptr_t)first));
+    CHECK_OK(nrm_record_use_on_handle(scene.ptr, (uintptr_t)first));
     CHECK_EQ(sim.call_count("cuEventRecord"), before + 1);
-    deallocate(pool, ptr);
+    deallocate(scene.pool, scene.ptr);
     CHECK_EQ(cuda.cuStreamDestroy(first), NRM_CUDA_SUCCESS);
     nrm_CUstream second = new_handle();
     CHECK(second == first); /* the handle again, with nothing on it */
-    CHECK(!comes_back(pool, ptr, 6));
-    copies_let_go(&copies);
-    CHECK_EQ(cuda.cuCtxSynchronize(), NRM_CUDA_SUCCESS);
-    CHECK(copies_arrived(&copies, 1, BLOCK));
-    CHECK(comes_back(pool, ptr, 8));
+    check_waits(&scene, scene.copies.stream);
     CHECK_EQ(cuda.cuStreamDestroy(second), NRM_CUDA_SUCCESS);
-    copies_end(&copies, pool);
+    scene_end(&scene);
 }
 
 TEST_EACH(a_use_outlives_its_stream, copies_kinds)
 {
-    struct copies copies = copies_begin(row);
-    nrm_resource *pool = pool_with(copies.source, NRM_REUSE_RECORDED, 0);
-    nrm_stream *stream = new_stream();
-    void *ptr = allocate(pool, BLOCK);
-    memset(ptr, 1, BLOCK);
-    put_behind(&copies, handle_of(stream));
-    copy_on(&copies, stream, ptr);
-    CHECK_OK(nrm_record_use(ptr, stream));
-    nrm_stream_release(stream); /* destroyed, with its work pending */
-    deallocate(pool, ptr);
-    CHECK(!comes_back(pool, ptr, 6));
-    copies_let_go(&copies);
-    CHECK_EQ(cuda.cuCtxSynchronize(), NRM_CUDA_SUCCESS);
-    CHECK(copies_arrived(&copies, 1, BLOCK));
-    CHECK(comes_back(pool, ptr, 8));
-    copies_end(&copies, pool);
+    struct scene scene = scene_begin(row, NRM_REUSE_RECORDED);
+    put_behind(&scene.copies, handle_of(scene.stream));
+    copy_on(&scene.copies, scene.stream, scene.ptr);
+    CHECK_OK(nrm_record_use(scene.ptr, scene.stream));
+    nrm_stream_release(scene.stream); /* destroyed, with its work pending */
+    deallocate(scene.pool, scene.ptr);
+    check_waits(&scene, scene.copies.stream);
+    copies_end(&scene.copies, scene.pool);
 }
 
 /* ---- whoever gives it back ---- */
@@ -278,85 +295,64 @@ TEST_EACH(whoever_gives_it_back_it_waits_for_its_uses, owners)
 
 TEST_EACH(a_pool_that_dies_keeps_what_is_in_use, copies_kinds)
 {
-    struct copies copies = copies_begin(row);
-    nrm_resource *pool = pool_with(copies.source, NRM_REUSE_RECORDED, 0);
-    nrm_stream *stream = new_stream();
-    void *ptr = allocate(pool, BLOCK);
-    memset(ptr, 7, BLOCK);
-    hold(stream);
-    copy_on(&copies, stream, ptr);
-    CHECK_OK(nrm_record_use(ptr, stream));
-    deallocate(pool, ptr);
-    nrm_resource_release(pool);
+    struct scene scene = scene_begin(row, NRM_REUSE_RECORDED);
+    copy_held(&scene);
+    CHECK_OK(nrm_record_use(scene.ptr, scene.stream));
+    deallocate(scene.pool, scene.ptr);
+    nrm_resource_release(scene.pool);
     (void)nrm__retired_drain(1000000);
     CHECK(!nrm__retired_is_empty());
-    finish(stream);
-    CHECK(copies_arrived(&copies, 7, BLOCK));
-    nrm_stream_release(stream);
-    copies_end(&copies, pool_with(copies.source, NRM_REUSE_CONTEXT, 0));
+    finish(scene.stream);
+    CHECK(copies_arrived(&scene.copies, 1, BLOCK));
+    scene.pool = pool_with(scene.copies.source, NRM_REUSE_CONTEXT, 0);
+    scene_end(&scene);
 }
 
 TEST_EACH(a_shrunk_block_leaves_no_tail_to_others, copies_kinds)
 {
-    struct copies copies = copies_begin(row);
-    nrm_resource *pool = pool_with(copies.source, NRM_REUSE_RECORDED, 0);
-    nrm_stream *stream = new_stream();
-    void *ptr = allocate(pool, BLOCK), *other;
-    memset(ptr, 3, BLOCK);
-    hold(stream);
-    copy_on(&copies, stream, ptr);
-    CHECK_OK(nrm_record_use(ptr, stream));
-    REQUIRE_OK(nrm_resource_reallocate(pool, ptr, BLOCK / 4, 0, NULL, &ptr));
-    other = allocate(pool, BLOCK / 2);
+    struct scene scene = scene_begin(row, NRM_REUSE_RECORDED);
+    void *ptr;
+    copy_held(&scene);
+    CHECK_OK(nrm_record_use(scene.ptr, scene.stream));
+    REQUIRE_OK(
+        nrm_resource_reallocate(scene.pool, scene.ptr, BLOCK / 4, 0, NULL, &ptr));
+    void *other = allocate(scene.pool, BLOCK / 2);
     memset(other, 4, BLOCK / 2);
     memset(ptr, 4, BLOCK / 4);
-    finish(stream);
-    CHECK(copies_arrived(&copies, 3, BLOCK));
-    deallocate(pool, ptr);
-    deallocate(pool, other);
-    nrm_stream_release(stream);
-    copies_end(&copies, pool);
+    finish(scene.stream);
+    CHECK(copies_arrived(&scene.copies, 1, BLOCK));
+    deallocate(scene.pool, ptr);
+    deallocate(scene.pool, other);
+    scene_end(&scene);
 }
 
 /* ---- by default ---- */
 
 TEST_EACH(by_default_a_known_use_does_not_shorten_the_wait, copies_kinds)
 {
-    struct copies copies = copies_begin(row);
-    nrm_resource *pool = pool_with(copies.source, NRM_REUSE_CONTEXT, 0);
-    nrm_stream *stream = new_stream();
-    void *ptr = allocate(pool, BLOCK);
-    memset(ptr, 1, BLOCK);
-    copies_hold(&copies);
-    copies_to_device(&copies, ptr, BLOCK); /* of somebody who notes nothing */
-    CHECK_OK(nrm_record_use(ptr, stream)); /* ours is done already */
-    CHECK_EQ(n_uses(ptr), 0u);
-    deallocate(pool, ptr);
-    CHECK(!comes_back(pool, ptr, 6));
-    copies_let_go(&copies);
-    CHECK(copies_arrived(&copies, 1, BLOCK));
-    nrm_stream_release(stream);
-    copies_end(&copies, pool);
+    struct scene scene = scene_begin(row, NRM_REUSE_CONTEXT);
+    copies_hold(&scene.copies);
+    copy_on_handle(&scene, scene.copies.stream); /* of somebody who notes nothing */
+    CHECK_OK(nrm_record_use(scene.ptr, scene.stream)); /* ours is done already */
+    CHECK_EQ(n_uses(scene.ptr), 0u);
+    deallocate(scene.pool, scene.ptr);
+    check_waits(&scene, scene.copies.stream);
+    scene_end(&scene);
 }
 
 TEST_EACH(by_default_uses_that_the_epochs_cover_do_not_hold_memory_back, copies_kinds)
 {
-    struct copies copies = copies_begin(row);
-    nrm_resource *pool = pool_with(copies.source, NRM_REUSE_CONTEXT, 0);
-    nrm_stream *stream = new_stream();
-    void *first = allocate(pool, BLOCK);
-    deallocate(pool, first);
+    struct scene scene = scene_begin(row, NRM_REUSE_CONTEXT);
+    deallocate(scene.pool, scene.ptr);
     for (int i = 0; i < 100; i++) {
-        void *ptr = allocate(pool, BLOCK);
-        CHECK(ptr == first);
-        copy_on(&copies, stream, ptr);
-        CHECK_OK(nrm_record_use(ptr, stream));
-        CHECK_EQ(cuda.cuStreamSynchronize(handle_of(stream)), NRM_CUDA_SUCCESS);
-        deallocate(pool, ptr);
+        CHECK(allocate(scene.pool, BLOCK) == scene.ptr);
+        copy_on(&scene.copies, scene.stream, scene.ptr);
+        CHECK_OK(nrm_record_use(scene.ptr, scene.stream));
+        CHECK_EQ(cuda.cuStreamSynchronize(handle_of(scene.stream)), NRM_CUDA_SUCCESS);
+        deallocate(scene.pool, scene.ptr);
         CHECK(nrm__retired_is_empty());
     }
-    nrm_stream_release(stream);
-    copies_end(&copies, pool);
+    scene_end(&scene);
 }
 
 static const struct policy_case {
@@ -369,40 +365,36 @@ static const struct policy_case {
 
 TEST_EACH(a_use_in_a_capture_ends_with_the_graph, policies)
 {
-    struct copies copies = copies_begin(&copies_kinds[0]);
-    nrm_resource *pool = pool_with(copies.source, row->reuse, 0);
+    struct scene scene = scene_begin(&copies_kinds[0], row->reuse);
     nrm_CUstream handle = new_handle();
     nrm_CUgraph graph;
     nrm_CUgraphExec exec;
-    void *ptr = allocate(pool, BLOCK);
-    memset(ptr, 1, BLOCK);
     CHECK_EQ(cuda.cuStreamBeginCapture(handle, NRM_CU_STREAM_CAPTURE_MODE_RELAXED),
              NRM_CUDA_SUCCESS);
-    CHECK_EQ(cuda.cuMemcpyHtoDAsync(copies.device, ptr, BLOCK, handle),
-             NRM_CUDA_SUCCESS);
-    CHECK_OK(nrm_record_use_on_handle(ptr, (uintptr_t)handle));
+    copy_on_handle(&scene, handle);
+    CHECK_OK(nrm_record_use_on_handle(scene.ptr, (uintptr_t)handle));
     CHECK_EQ(cuda.cuStreamEndCapture(handle, &graph), NRM_CUDA_SUCCESS);
     nrm_use uses[2];
     size_t n = 0;
-    CHECK_OK(nrm_block_uses(ptr, uses, 2, &n));
+    CHECK_OK(nrm_block_uses(scene.ptr, uses, 2, &n));
     CHECK_EQ(n, 1u);
     CHECK_EQ(uses[0].is_captured, 1);
     CHECK_EQ(cuda.cuGraphInstantiateWithFlags(&exec, graph, 0), NRM_CUDA_SUCCESS);
     CHECK_EQ(cuda.cuGraphDestroy(graph), NRM_CUDA_SUCCESS);
-    deallocate(pool, ptr);
+    deallocate(scene.pool, scene.ptr);
     for (int i = 0; i < 20; i++) {
-        CHECK(!comes_back(pool, ptr, 4));
+        CHECK(!comes_back(scene.pool, scene.ptr, 4));
         CHECK_EQ(cuda.cuGraphLaunch(exec, handle), NRM_CUDA_SUCCESS);
         CHECK_EQ(cuda.cuStreamSynchronize(handle), NRM_CUDA_SUCCESS);
-        CHECK(copies_arrived(&copies, 1, BLOCK));
+        CHECK(copies_arrived(&scene.copies, 1, BLOCK));
     }
     CHECK_EQ(cuda.cuGraphExecDestroy(exec), NRM_CUDA_SUCCESS);
     let_run();
     (void)nrm__retired_drain(0);
     CHECK(nrm__retired_is_empty());
-    CHECK(comes_back(pool, ptr, 8));
+    CHECK(comes_back(scene.pool, scene.ptr, 8));
     cuda.cuStreamDestroy(handle);
-    copies_end(&copies, pool);
+    scene_end(&scene);
     CHECK_EQ(nrm__captures_n_alive(), 0u);
 }
 
@@ -410,70 +402,61 @@ TEST_EACH(a_use_in_a_capture_ends_with_the_graph, policies)
 
 TEST_EACH(uses_are_listed_once_for_each_stream_and_go_when_done, policies)
 {
-    struct copies copies = copies_begin(&copies_kinds[0]);
-    nrm_resource *pool = pool_with(copies.source, row->reuse, 0);
-    nrm_stream *first = new_stream(), *second = new_stream();
+    struct scene scene = scene_begin(&copies_kinds[0], row->reuse);
+    nrm_stream *second = new_stream();
     nrm_use uses[4];
     nrm_block_info info;
     size_t n = 0;
-    void *ptr = allocate(pool, BLOCK);
-    hold(first);
+    hold(scene.stream);
     hold(second);
     for (int i = 0; i < 3; i++) {
-        copy_on(&copies, first, ptr);
-        CHECK_OK(nrm_record_use(ptr, first));
+        copy_on(&scene.copies, scene.stream, scene.ptr);
+        CHECK_OK(nrm_record_use(scene.ptr, scene.stream));
     }
-    copy_on(&copies, second, ptr);
-    CHECK_OK(nrm_record_use(ptr, second));
-    CHECK_OK(nrm_block_uses(ptr, uses, 4, &n));
+    copy_on(&scene.copies, second, scene.ptr);
+    CHECK_OK(nrm_record_use(scene.ptr, second));
+    CHECK_OK(nrm_block_uses(scene.ptr, uses, 4, &n));
     CHECK_EQ(n, 2u);
-    CHECK_EQ(uses[0].stream, nrm_stream_handle(first));
+    CHECK_EQ(uses[0].stream, nrm_stream_handle(scene.stream));
     CHECK_EQ(uses[1].stream, nrm_stream_handle(second));
-    CHECK_OK(nrm_block_find(ptr, &info));
+    CHECK_OK(nrm_block_find(scene.ptr, &info));
     CHECK_EQ(info.uses, 2u);
     nrm_resource_release(info.resource);
-    finish(first);
-    CHECK_OK(nrm_block_uses(ptr, uses, 4, &n));
+    finish(scene.stream);
+    CHECK_OK(nrm_block_uses(scene.ptr, uses, 4, &n));
     CHECK_EQ(n, 1u);
     CHECK_EQ(uses[0].stream, nrm_stream_handle(second));
     finish(second);
-    CHECK_EQ(n_uses(ptr), 0u);
-    deallocate(pool, ptr);
-    nrm_stream_release(first);
+    CHECK_EQ(n_uses(scene.ptr), 0u);
+    deallocate(scene.pool, scene.ptr);
     nrm_stream_release(second);
-    copies_end(&copies, pool);
+    scene_end(&scene);
 }
 
 TEST_EACH(many_uses_of_one_block_keep_no_event_each, policies)
 {
-    struct copies copies = copies_begin(&copies_kinds[0]);
-    nrm_resource *pool = pool_with(copies.source, row->reuse, 0);
+    struct scene scene = scene_begin(&copies_kinds[0], row->reuse);
     nrm_CUstream handle = new_handle();
-    void *ptr = allocate(pool, BLOCK);
     for (int i = 0; i < 1000; i++) {
-        CHECK_OK(nrm_record_use_on_handle(ptr, (uintptr_t)handle));
+        CHECK_OK(nrm_record_use_on_handle(scene.ptr, (uintptr_t)handle));
     }
     CHECK_LE(simulator_count(NRM_CUDASIM_EVENTS), 64u);
-    deallocate(pool, ptr);
+    deallocate(scene.pool, scene.ptr);
     cuda.cuStreamDestroy(handle);
-    copies_end(&copies, pool);
+    scene_end(&scene);
 }
 
 TEST_EACH(our_own_streams_cost_no_driver_call, policies)
 {
-    struct copies copies = copies_begin(&copies_kinds[0]);
-    nrm_resource *pool = pool_with(copies.source, row->reuse, 0);
-    nrm_stream *stream = new_stream();
-    void *ptr = allocate(pool, BLOCK);
-    CHECK_OK(nrm_record_use(ptr, stream)); /* asks once which context it is in */
+    struct scene scene = scene_begin(&copies_kinds[0], row->reuse);
+    CHECK_OK(nrm_record_use(scene.ptr, scene.stream)); /* asks once for its context */
     uint64_t before = sim.call_count(NULL);
     for (int i = 0; i < 100; i++) {
-        CHECK_OK(nrm_record_use(ptr, stream));
+        CHECK_OK(nrm_record_use(scene.ptr, scene.stream));
     }
     CHECK_EQ(sim.call_count(NULL), before);
-    deallocate(pool, ptr);
-    nrm_stream_release(stream);
-    copies_end(&copies, pool);
+    deallocate(scene.pool, scene.ptr);
+    scene_end(&scene);
 }
 
 static const struct special_case {
@@ -483,23 +466,15 @@ static const struct special_case {
 
 TEST_EACH(the_default_streams_are_those_of_the_current_context, specials)
 {
-    struct copies copies = copies_begin(&copies_kinds[0]);
-    nrm_resource *pool = pool_with(copies.source, NRM_REUSE_RECORDED, 0);
+    struct scene scene = scene_begin(&copies_kinds[0], NRM_REUSE_RECORDED);
     nrm_CUstream handle = (nrm_CUstream)row->handle;
-    void *ptr = allocate(pool, BLOCK);
-    memset(ptr, 1, BLOCK);
     CHECK_EQ(sim.hold_stream(handle), 0);
-    CHECK_EQ(cuda.cuMemcpyHtoDAsync(copies.device, ptr, BLOCK, handle),
-             NRM_CUDA_SUCCESS);
-    CHECK_OK(nrm_record_use_on_handle(ptr, row->handle));
-    CHECK_EQ(n_uses(ptr), 1u);
-    deallocate(pool, ptr);
-    CHECK(!comes_back(pool, ptr, 4));
-    CHECK_EQ(sim.release_stream(handle), 0);
-    CHECK_EQ(cuda.cuStreamSynchronize(handle), NRM_CUDA_SUCCESS);
-    CHECK(copies_arrived(&copies, 1, BLOCK));
-    CHECK(comes_back(pool, ptr, 8));
-    copies_end(&copies, pool);
+    copy_on_handle(&scene, handle);
+    CHECK_OK(nrm_record_use_on_handle(scene.ptr, row->handle));
+    CHECK_EQ(n_uses(scene.ptr), 1u);
+    deallocate(scene.pool, scene.ptr);
+    check_waits(&scene, handle);
+    scene_end(&scene);
 }
 
 /* ---- limits ---- */
@@ -547,41 +522,38 @@ sleep_in_stream(void *unused)
 
 TEST_EACH(a_gpu_slower_than_the_program_does_not_make_memory_grow, policies)
 {
-    struct copies copies = copies_begin(&copies_kinds[0]);
-    nrm_resource *pool = pool_with(copies.source, row->reuse, 0);
-    nrm_stream *stream = new_stream();
+    struct scene scene = scene_begin(&copies_kinds[0], row->reuse);
+    nrm_CUstream handle = handle_of(scene.stream);
     for (int i = 0; i < 200; i++) {
-        void *ptr = allocate(pool, BLOCK);
-        CHECK_EQ(cuda.cuLaunchHostFunc(handle_of(stream), sleep_in_stream, NULL),
+        CHECK_EQ(cuda.cuLaunchHostFunc(handle, sleep_in_stream, NULL),
                  NRM_CUDA_SUCCESS);
-        copy_on(&copies, stream, ptr);
-        CHECK_OK(nrm_record_use(ptr, stream));
-        deallocate(pool, ptr);
+        copy_on(&scene.copies, scene.stream, scene.ptr);
+        CHECK_OK(nrm_record_use(scene.ptr, scene.stream));
+        deallocate(scene.pool, scene.ptr);
+        scene.ptr = allocate(scene.pool, BLOCK);
     }
-    CHECK_LE(reserved_nbytes(pool), 80 * (int64_t)NRM__MIB);
-    CHECK_EQ(cuda.cuStreamSynchronize(handle_of(stream)), NRM_CUDA_SUCCESS);
-    nrm_stream_release(stream);
-    copies_end(&copies, pool);
+    CHECK_LE(reserved_nbytes(scene.pool), 80 * (int64_t)NRM__MIB);
+    CHECK_EQ(cuda.cuStreamSynchronize(handle), NRM_CUDA_SUCCESS);
+    deallocate(scene.pool, scene.ptr);
+    scene_end(&scene);
 }
 
 TEST(an_endless_kernel_makes_one_allocation_wait)
 {
-    struct copies copies = copies_begin(&copies_kinds[0]);
-    nrm_resource *pool = pool_with(copies.source, NRM_REUSE_RECORDED, 0);
-    nrm_stream *stream = new_stream();
-    hold(stream);
+    struct scene scene = scene_begin(&copies_kinds[0], NRM_REUSE_RECORDED);
+    hold(scene.stream);
     uint64_t start = nrm__clock_ns();
     for (int i = 0; i < 100; i++) {
-        void *ptr = allocate(pool, BLOCK);
-        CHECK_OK(nrm_record_use(ptr, stream));
-        copy_on(&copies, stream, ptr);
-        CHECK_OK(nrm_record_use(ptr, stream));
-        deallocate(pool, ptr);
+        CHECK_OK(nrm_record_use(scene.ptr, scene.stream));
+        copy_on(&scene.copies, scene.stream, scene.ptr);
+        CHECK_OK(nrm_record_use(scene.ptr, scene.stream));
+        deallocate(scene.pool, scene.ptr);
+        scene.ptr = allocate(scene.pool, BLOCK);
     }
     CHECK_LE(nrm__clock_ns() - start, UINT64_C(3000000000));
-    finish(stream);
-    nrm_stream_release(stream);
-    copies_end(&copies, pool);
+    finish(scene.stream);
+    deallocate(scene.pool, scene.ptr);
+    scene_end(&scene);
 }
 
 /* ---- wrong arguments ---- */
