@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <sys/mman.h>
 
-/* Whether so many can be reserved at once; Valgrind leaves a program 128 GiB. */
+/* Whether so many can be reserved at once; under Valgrind less than 64 GiB. */
 static inline bool
 can_reserve(size_t nbytes)
 {
