@@ -145,15 +145,11 @@ has_seen(int i, unsigned char value)
 static inline void
 use_behind(nrm_CUstream handle, void *ptr, const nrm_stream *aside)
 {
-    nrm_CUevent event = NULL;
     write_on_handle(handle, ptr, 7);
     CHECK_EQ(cuda.cuStreamSynchronize(handle), NRM_CUDA_SUCCESS);
     hold(aside);
     CHECK_EQ(cuda.cuMemsetD8Async(seen, 0, 1, handle_of(aside)), NRM_CUDA_SUCCESS);
-    CHECK_EQ(cuda.cuEventCreate(&event, NRM_CU_EVENT_DISABLE_TIMING), NRM_CUDA_SUCCESS);
-    CHECK_EQ(cuda.cuEventRecord(event, handle_of(aside)), NRM_CUDA_SUCCESS);
-    CHECK_EQ(cuda.cuStreamWaitEvent(handle, event, 0), NRM_CUDA_SUCCESS);
-    CHECK_EQ(cuda.cuEventDestroy(event), NRM_CUDA_SUCCESS);
+    let_wait_for(handle, handle_of(aside));
     read_on_handle(handle, ptr, 0);
 }
 

@@ -143,4 +143,14 @@ in_child(void (*part)(void))
     return status;
 }
 
+/* Whether the driver knows an address as page-locked host memory. */
+static inline bool
+is_page_locked(const void *ptr)
+{
+    nrm_CUmemorytype type = 0;
+    nrm_CUresult code = cuda.cuPointerGetAttribute(
+        &type, NRM_CU_POINTER_ATTRIBUTE_MEMORY_TYPE, (nrm_CUdeviceptr)(uintptr_t)ptr);
+    return code == NRM_CUDA_SUCCESS && type == NRM_CU_MEMORYTYPE_HOST;
+}
+
 #endif

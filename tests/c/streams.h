@@ -60,6 +60,17 @@ let_go(const nrm_stream *stream)
     CHECK_EQ(sim.release_stream(handle_of(stream)), 0);
 }
 
+/* What comes next on a stream waits for what is on another one by now. */
+static inline void
+let_wait_for(nrm_CUstream handle, nrm_CUstream other)
+{
+    nrm_CUevent event = NULL;
+    CHECK_EQ(cuda.cuEventCreate(&event, NRM_CU_EVENT_DISABLE_TIMING), NRM_CUDA_SUCCESS);
+    CHECK_EQ(cuda.cuEventRecord(event, other), NRM_CUDA_SUCCESS);
+    CHECK_EQ(cuda.cuStreamWaitEvent(handle, event, 0), NRM_CUDA_SUCCESS);
+    CHECK_EQ(cuda.cuEventDestroy(event), NRM_CUDA_SUCCESS);
+}
+
 /* Whatever is ready runs: long enough for a stream that does not wait. */
 static inline void
 let_run(void)

@@ -620,16 +620,6 @@ TEST(when_the_upstream_is_exhausted_it_fails_or_waits_as_the_option_says)
     }
 }
 
-static bool
-is_page_locked(const void *ptr)
-{
-    unsigned type = 0;
-    return cuda.cuPointerGetAttribute(&type, NRM_CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
-                                      (nrm_CUdeviceptr)(uintptr_t)ptr) ==
-               NRM_CUDA_SUCCESS &&
-           type == 1;
-}
-
 /* Also below: the chunk of a fixed-size resource that lies in a block of another. */
 TEST(after_a_reset_memory_is_page_locked_anew_and_live_bytes_are_kept)
 {

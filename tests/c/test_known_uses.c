@@ -169,14 +169,10 @@ TEST_EACH(under_immediate_nothing_is_noted, copies_kinds)
 static void
 put_behind(struct copies *copies, nrm_CUstream stream)
 {
-    nrm_CUevent event;
     copies_hold(copies);
     CHECK_EQ(cuda.cuMemsetD8Async(copies->device, 9, 1, copies->stream),
              NRM_CUDA_SUCCESS);
-    CHECK_EQ(cuda.cuEventCreate(&event, 2), NRM_CUDA_SUCCESS);
-    CHECK_EQ(cuda.cuEventRecord(event, copies->stream), NRM_CUDA_SUCCESS);
-    CHECK_EQ(cuda.cuStreamWaitEvent(stream, event, 0), NRM_CUDA_SUCCESS);
-    CHECK_EQ(cuda.cuEventDestroy(event), NRM_CUDA_SUCCESS);
+    let_wait_for(stream, copies->stream);
 }
 
 TEST_EACH(a_use_of_a_bare_handle_outlives_the_handle, copies_kinds)

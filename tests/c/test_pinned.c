@@ -40,15 +40,6 @@ stop(nrm_resource *mr)
     simulator_check_faults();
 }
 
-static bool
-is_locked(const void *ptr)
-{
-    nrm_CUmemorytype type = 0;
-    nrm_CUresult code = cuda.cuPointerGetAttribute(
-        &type, NRM_CU_POINTER_ATTRIBUTE_MEMORY_TYPE, (nrm_CUdeviceptr)(uintptr_t)ptr);
-    return code == NRM_CUDA_SUCCESS && type == NRM_CU_MEMORYTYPE_HOST;
-}
-
 /* ---- getting ---- */
 
 TEST(making_the_resource_initialises_nothing)
@@ -118,7 +109,7 @@ TEST_EACH(addresses_that_others_left_registered_are_set_aside, stales)
     }
     if (ptr != NULL) {
         memset(ptr, 1, stale->nbytes);
-        CHECK(is_locked(ptr));
+        CHECK(is_page_locked(ptr));
         CHECK_OK(nrm_resource_deallocate(mr, ptr, stale->nbytes, NULL));
     }
     stop(mr);
@@ -145,8 +136,8 @@ TEST_EACH(a_block_is_one_registration_at_its_alignment, shapes)
     REQUIRE_OK(
         nrm_resource_allocate(mr, row->nbytes, row->alignment, NULL, (void **)&ptr));
     CHECK_ALIGNED(ptr, row->expected);
-    CHECK(is_locked(ptr));
-    CHECK(is_locked(ptr + row->nbytes - 1));
+    CHECK(is_page_locked(ptr));
+    CHECK(is_page_locked(ptr + row->nbytes - 1));
     CHECK_EQ(simulator_count(NRM_CUDASIM_REGISTRATIONS), 1u);
     CHECK_EQ(sim.call_count("cuMemHostRegister"), 1u);
     CHECK_EQ(nrm__pinned_nbytes(), (row->nbytes + 4095) / 4096 * 4096);
@@ -366,7 +357,7 @@ TEST(giving_back_never_calls_the_driver)
     CHECK_EQ(sim.call_count("cuMemHostUnregister"), 0u);
     (void)nrm__retired_drain(5000000);
     CHECK_EQ(sim.call_count("cuMemHostUnregister"), 0u);
-    CHECK(is_locked(ptr));
+    CHECK(is_page_locked(ptr));
     CHECK_EQ(sim.release_stream(NRM_CU_STREAM_LEGACY), 0);
     CHECK_EQ(cuda.cuCtxSynchronize(), NRM_CUDA_SUCCESS);
     stop(mr);
@@ -480,8 +471,8 @@ TEST(a_new_block_after_a_reset_is_locked_again)
     REQUIRE_OK(nrm_resource_allocate(mr, MIB, 0, NULL, &ptr[0]));
     CHECK_EQ(cuda.cuDevicePrimaryCtxReset(0), NRM_CUDA_SUCCESS);
     REQUIRE_OK(nrm_resource_allocate(mr, MIB, 0, NULL, &ptr[1]));
-    CHECK(!is_locked(ptr[0]));
-    CHECK(is_locked(ptr[1]));
+    CHECK(!is_page_locked(ptr[0]));
+    CHECK(is_page_locked(ptr[1]));
     CHECK_OK(nrm_resource_deallocate(mr, ptr[0], 0, NULL));
     CHECK_OK(nrm_resource_deallocate(mr, ptr[1], 0, NULL));
     stop(mr);
@@ -497,7 +488,7 @@ TEST(a_reset_between_entering_and_registering_is_tried_again)
     CHECK_EQ(cuda.cuDevicePrimaryCtxReset(0), NRM_CUDA_SUCCESS);
     CHECK_EQ(cuda.cuDevicePrimaryCtxRetain(&context, 0), NRM_CUDA_SUCCESS);
     REQUIRE_OK(nrm_resource_allocate(mr, MIB, 0, NULL, &ptr));
-    CHECK(is_locked(ptr));
+    CHECK(is_page_locked(ptr));
     CHECK_OK(nrm_resource_deallocate(mr, ptr, 0, NULL));
     stop(mr);
 }
@@ -512,10 +503,10 @@ TEST(renewing_registers_again_without_touching)
     CHECK_OK(mr->ops->renew_block(mr, &block));
     CHECK_EQ(sim.call_count("cuMemHostRegister"), 1u);
     CHECK_EQ(cuda.cuDevicePrimaryCtxReset(0), NRM_CUDA_SUCCESS);
-    CHECK(!is_locked(block.ptr));
+    CHECK(!is_page_locked(block.ptr));
     CHECK_OK(mr->ops->renew_block(mr, &block));
     CHECK_OK(mr->ops->renew_block(mr, &block));
-    CHECK(is_locked(block.ptr));
+    CHECK(is_page_locked(block.ptr));
     CHECK_EQ(((char *)block.ptr)[777], 3);
     CHECK_EQ(sim.call_count("cuMemHostRegister"), 2u);
     CHECK_OK(nrm_resource_deallocate(mr, block.ptr, 0, NULL));
@@ -561,7 +552,7 @@ TEST(a_forked_child_reads_frees_and_gets_a_clear_error)
     REQUIRE_OK(nrm_resource_allocate(parents, MIB, 0, NULL, (void **)&parents_block));
     memset(parents_block, 7, MIB);
     CHECK_EQ(in_child(use_in_child), 0);
-    CHECK(is_locked(parents_block));
+    CHECK(is_page_locked(parents_block));
     CHECK_EQ(parents_block[5], 7);
     CHECK_OK(nrm_resource_deallocate(parents, parents_block, 0, NULL));
     stop(parents);

@@ -153,15 +153,6 @@ TEST(a_pool_over_it_draws_segments_through_it)
     nrm_resource_release(mr);
 }
 
-static bool
-is_locked(const void *ptr)
-{
-    nrm_CUmemorytype type = 0;
-    nrm_CUresult code = cuda.cuPointerGetAttribute(
-        &type, NRM_CU_POINTER_ATTRIBUTE_MEMORY_TYPE, (nrm_CUdeviceptr)(uintptr_t)ptr);
-    return code == NRM_CUDA_SUCCESS && type == NRM_CU_MEMORYTYPE_HOST;
-}
-
 TEST(segments_behind_it_are_locked_again_after_a_reset)
 {
     nrm_resource *source = NULL;
@@ -169,11 +160,11 @@ TEST(segments_behind_it_are_locked_again_after_a_reset)
     REQUIRE_OK(nrm_pinned_create(NULL, &source));
     nrm_resource *pool = pool_over(statistics_over(statistics_over(source)), 0);
     void *kept = allocate(pool, NRM__MIB);
-    CHECK(is_locked(kept));
+    CHECK(is_page_locked(kept));
     CHECK_EQ(cuda.cuDevicePrimaryCtxReset(0), NRM_CUDA_SUCCESS);
-    CHECK(!is_locked(kept));
+    CHECK(!is_page_locked(kept));
     void *ptr = allocate(pool, NRM__MIB);
-    CHECK(is_locked(ptr));
+    CHECK(is_page_locked(ptr));
     deallocate(pool, ptr);
     deallocate(pool, kept);
     nrm_resource_release(pool);
