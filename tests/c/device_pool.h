@@ -128,17 +128,7 @@ read_on(const nrm_stream *stream, const void *ptr, int i)
 static inline bool
 has_seen(int i, unsigned char value)
 {
-    unsigned char bytes[BLOCK];
-    CHECK_EQ(cuda.cuCtxSynchronize(), NRM_CUDA_SUCCESS);
-    CHECK_EQ(cuda.cuMemcpyDtoH(bytes, seen + (size_t)i * BLOCK, BLOCK),
-             NRM_CUDA_SUCCESS);
-    for (size_t k = 0; k < BLOCK; k++) {
-        if (bytes[k] != value) {
-            NOTE("byte %zu of block %d is %d", k, i, bytes[k]);
-            return false;
-        }
-    }
-    return true;
+    return has_all(seen + (size_t)i * BLOCK, BLOCK, value);
 }
 
 /* Makes a block one of 7s, which work on the stream that waits for `aside` is going to read. */

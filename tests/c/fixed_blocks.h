@@ -279,10 +279,7 @@ read_on(const nrm_stream *stream, const void *ptr)
 static inline bool
 has_seen(unsigned char value)
 {
-    static unsigned char bytes[NRM__MIB];
-    CHECK_EQ(cuda.cuCtxSynchronize(), NRM_CUDA_SUCCESS);
-    CHECK_EQ(cuda.cuMemcpyDtoH(bytes, seen, block_nbytes), NRM_CUDA_SUCCESS);
-    return bytes[0] == value && memcmp(bytes, bytes + 1, block_nbytes - 1) == 0;
+    return has_all(seen, block_nbytes, value);
 }
 
 /* From here on a thread may keep what is freed on the stream. */

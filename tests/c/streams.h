@@ -79,4 +79,25 @@ let_run(void)
     nanosleep(&time, NULL);
 }
 
+/* Whether device memory has `value` in every byte. */
+static inline bool
+has_all(nrm_CUdeviceptr ptr, size_t nbytes, unsigned char value)
+{
+    unsigned char bytes[4096];
+    CHECK_EQ(cuda.cuCtxSynchronize(), NRM_CUDA_SUCCESS);
+    for (size_t i = 0; i < nbytes; i++) {
+        size_t k = i % sizeof bytes, left = nbytes - i;
+        if (k == 0) {
+            CHECK_EQ(cuda.cuMemcpyDtoH(bytes, ptr + i,
+                                       left < sizeof bytes ? left : sizeof bytes),
+                     NRM_CUDA_SUCCESS);
+        }
+        if (bytes[k] != value) {
+            NOTE("byte %zu is %d", i, bytes[k]);
+            return false;
+        }
+    }
+    return true;
+}
+
 #endif

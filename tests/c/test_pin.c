@@ -3,7 +3,6 @@
 
 #include <fcntl.h>
 
-
 /* What the last error says of a range. */
 static void
 check_names(const char *ptr, size_t nbytes)
