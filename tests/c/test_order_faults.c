@@ -2,7 +2,6 @@
    many threads at a time. */
 #include "order_blocks.h"
 
-
 enum { N_THREADS = 3, N_STREAMS = 3 };
 
 /* ---- streams that are never idle, stuck or captured ---- */
