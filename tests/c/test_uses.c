@@ -605,16 +605,6 @@ TEST(a_sticky_error_ends_the_reuse_until_a_reset)
     end(&program);
 }
 
-static bool
-is_page_locked(const void *ptr)
-{
-    unsigned type = 0;
-    return cuda.cuPointerGetAttribute(&type, NRM_CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
-                                      (nrm_CUdeviceptr)(uintptr_t)ptr) ==
-               NRM_CUDA_SUCCESS &&
-           type == 1;
-}
-
 TEST(after_a_reset_memory_is_page_locked_anew_and_live_bytes_are_kept)
 {
     struct program program = begin(NULL, &kinds[0], NULL);
