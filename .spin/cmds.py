@@ -82,7 +82,7 @@ def tsan(arguments: tuple[str, ...]) -> None:
 @click.command(context_settings=PASSED_ON)
 @click.argument("arguments", nargs=-1)
 def valgrind(arguments: tuple[str, ...]) -> None:
-    """Run the C tests under Valgrind's memcheck, which takes an hour or so."""
+    """Run the C tests under Valgrind's memcheck, which takes half an hour or so."""
     sanitize("valgrind", arguments)
 
 
