@@ -514,8 +514,8 @@ TEST(what_does_not_fit_is_in_nobodys_way)
     nrm_resource_release(mr);
 }
 
-/* Elsewhere a step between a pair of exclusive instructions would undo the first; under Valgrind
-   it is one of Valgrind. */
+/* Elsewhere a step between a pair of exclusive instructions would undo the first; under
+   Valgrind a step is one of Valgrind's. */
 #if defined(__x86_64__) && !defined(CHECK__SANITIZER) && !defined(NRM_VALGRIND)
 enum { CAN_STEP = true };
 #else
