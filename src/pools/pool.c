@@ -416,7 +416,7 @@ pool_front(nrm_resource *mr, struct nrm__front *out)
         .granule = pool->granule,
         .shift = pool->shift,
         .rounded_max = pool->rounded_max,
-        .kept = kept_nbytes(pool),
+        .kept = kept_limit(pool, NRM__LARGE_MIN),
         .is_ordered = pool->order != NULL,
         .forbidden = is_seen_by_gpus ? &nrm__epoch_forbids : NULL,
     };

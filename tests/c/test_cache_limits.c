@@ -8,7 +8,7 @@
 
 #define SIZE (7 * NRM__MIB) /* one of those that have a set of their own */
 #define KEPT (64 * NRM__MIB)
-#define DEVICE_KEPT (24 * NRM__MIB) /* with one of these blocks */
+#define DEVICE_KEPT (32 * NRM__MIB)
 #define LARGE (256 * NRM__MIB)
 #define HUGE_LIVE (8 * NRM__GIB)
 
@@ -52,7 +52,7 @@ TEST_EACH(a_thread_keeps_a_share_of_what_it_has_live, lives)
     enum { N_GIVEN = 20 };
     start(2 * HUGE_LIVE);
     nrm_stream *stream = new_stream();
-    size_t n = row->nbytes / SIZE, n_long = 0;
+    size_t n = row->nbytes / SIZE, n_long = 0, largest = 0;
     void **ptrs = calloc(n, sizeof *ptrs);
     for (size_t i = 0; i < n; i++) {
         CHECK_OK(nrm_resource_allocate(pool, SIZE, 0, stream, &ptrs[i]));
@@ -63,9 +63,10 @@ TEST_EACH(a_thread_keeps_a_share_of_what_it_has_live, lives)
         give(ptrs[i], stream);
         n_long += n_kept_bytes(pool) != before + SIZE;
         CHECK_LE(n_kept_bytes(pool), row->most);
+        largest = nrm__max(largest, n_kept_bytes(pool));
     }
     CHECK(n_long < N_GIVEN);
-    CHECK(n_kept_bytes(pool) > row->most / 4);
+    CHECK(largest > row->most / 2);
     for (size_t i = N_GIVEN; i < n; i++) {
         CHECK_OK(nrm_resource_deallocate(pool, ptrs[i], 0, stream));
     }
