@@ -24,6 +24,7 @@
 #include "base/error.h"
 #include "base/lock.h"
 #include "core/cache.h"
+#include "core/left_out.h"
 #include "core/nodes.h"
 #include "os/fork.h"
 #include "os/memory.h"
@@ -493,6 +494,13 @@ nrm__block_map_remove_segment(struct nrm__segment *segment)
 
 /* ---- start and fork ---- */
 
+static struct nrm__tree_node *
+first_of(const struct nrm__tree *tree)
+{
+    struct nrm__tree_node *node = nrm__tree_floor(tree, 0);
+    return node != NULL ? node : nrm__tree_above(tree, 0);
+}
+
 static void
 for_each_table(void (*call)(struct nrm__lock *lock))
 {
@@ -503,10 +511,29 @@ for_each_table(void (*call)(struct nrm__lock *lock))
     call(&overlay.lock);
 }
 
+/* Segments of pools are blocks of a source too. */
+static void
+offer_registered(const struct nrm__tree *tree)
+{
+    struct nrm__tree_node *node = first_of(tree);
+    for (; node != NULL; node = nrm__tree_above(tree, node->start)) {
+        const struct nrm__block *block = &entry_of(node)->block;
+        if ((block->flags & NRM__BLOCK_IS_REGISTERED) != 0) {
+            nrm__left_out_offer((uintptr_t)block->ptr, block->capacity);
+        }
+    }
+}
+
 static void
 fork_prepare(void)
 {
     for_each_table(nrm__lock_fork_prepare);
+    if (nrm__left_out_scope() == NRM__LEFT_OUT_ALL) {
+        for (size_t i = 0; i < N_SHARDS; i++) {
+            offer_registered(&shards[i].tree);
+        }
+        offer_registered(&wide.tree);
+    }
 }
 
 static void
@@ -520,9 +547,8 @@ fork_parent(void)
 static void
 reserve_managed(const struct nrm__tree *tree)
 {
-    struct nrm__tree_node *node = nrm__tree_floor(tree, 0);
-    for (node = node != NULL ? node : nrm__tree_above(tree, 0); node != NULL;
-         node = nrm__tree_above(tree, node->start)) {
+    struct nrm__tree_node *node = first_of(tree);
+    for (; node != NULL; node = nrm__tree_above(tree, node->start)) {
         const struct nrm__entry *entry = entry_of(node);
         if (entry->segment == NULL && entry->block.owner->kind == NRM_KIND_MANAGED) {
             nrm__reserve(entry->block.ptr, entry->block.capacity);

@@ -35,6 +35,8 @@ enum {
     NRM__BLOCK_FELL_BACK = 1u << 1,
     NRM__BLOCK_IN_SLAB = 1u << 2,    /* a cell of a slab (core/slab.h) */
     NRM__BLOCK_IS_PRESENT = 1u << 3, /* on allocation: all its pages are, and stay */
+    NRM__BLOCK_IS_REGISTERED = 1u
+        << 4, /* of a source: a mapping that the driver holds (core/left_out.h) */
 };
 
 /* A live block by value: found, or just made. What stands behind `record` is the owner's. */

@@ -50,6 +50,7 @@ struct range {
     struct nrm__page_lock lock;
     bool is_busy;   /* a thread locks or unlocks it: nobody else touches it */
     bool read_only; /* as the first pin asked for */
+    bool is_shared; /* a forked child has the same pages */
     unsigned n_failures;
     size_t n_pins;         /* open ones */
     size_t n_whole;        /* of them, those of all the bytes */
@@ -143,6 +144,23 @@ nrm__pins_nbytes(void)
     return nrm__cuda_is_forked()
                ? 0
                : atomic_load_explicit(&n_nbytes, memory_order_relaxed);
+}
+
+size_t
+nrm__pins_private_nbytes(void)
+{
+    size_t nbytes = 0;
+    if (nrm__pins_nbytes() == 0) {
+        return 0;
+    }
+    nrm__lock_acquire(&pins_lock);
+    for (struct nrm__tree_node *node = nrm__tree_above(&ranges, 0); node != NULL;
+         node = nrm__tree_above(&ranges, node->start)) {
+        bool is_locked = range_of(node)->lock.driver != NULL;
+        nbytes += is_locked && !range_of(node)->is_shared ? node->nbytes : 0;
+    }
+    nrm__lock_release(&pins_lock);
+    return nbytes;
 }
 
 /* ---- locking ---- */
@@ -271,14 +289,15 @@ lock_range(nrm_pin *pin, bool read_only)
 static nrm_status
 lock_bytes(nrm_pin *pin, const nrm_pin_options *options)
 {
-    bool read_only = options->read_only;
+    bool read_only = options->read_only, is_shared = false;
     NRM_TRY(nrm__cuda_init(NULL));
     nrm_status status = nrm__pin_check_block((void *)pin->start, pin->nbytes);
     if (status != NRM_NOT_FOUND) {
         return status;
     }
     if (!options->is_private) {
-        NRM_TRY(nrm__pin_check_mapping((void *)pin->start, pin->nbytes, &read_only));
+        NRM_TRY(nrm__pin_check_mapping((void *)pin->start, pin->nbytes, &read_only,
+                                       &is_shared));
     }
     struct range *fresh = nrm__node_allocate(sizeof *fresh);
     if (fresh == NULL) {
@@ -287,6 +306,7 @@ lock_bytes(nrm_pin *pin, const nrm_pin_options *options)
     fresh->node.start = pin->start;
     fresh->node.nbytes = pin->nbytes;
     fresh->read_only = options->read_only;
+    fresh->is_shared = is_shared;
     fresh->is_busy = true;
     enum joined joined;
     struct nrm__tree_node other;

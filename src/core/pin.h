@@ -18,4 +18,7 @@ void nrm__pin_destroy_while(nrm_pin *pin, bool (*ask)(void));
 /* Bytes that pins have page-locked now, each counted once. 0 in a forked child. */
 size_t nrm__pins_nbytes(void);
 
+/* Of them, those that a fork copies: what is mapped shared it does not. */
+size_t nrm__pins_private_nbytes(void);
+
 #endif

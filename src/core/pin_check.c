@@ -44,7 +44,7 @@ nrm__pin_check_block(const void *ptr, size_t nbytes)
 /* The driver refuses a writable mapping of a file only where the kernel does. Older kernels
    lock its pages, and what a device writes there then may not reach the file. */
 nrm_status
-nrm__pin_check_mapping(const void *ptr, size_t nbytes, bool *read_only)
+nrm__pin_check_mapping(const void *ptr, size_t nbytes, bool *read_only, bool *is_shared)
 {
     struct nrm__mapping mapping;
     if (!nrm__mapping_of(ptr, nbytes, &mapping)) {
@@ -67,6 +67,7 @@ nrm__pin_check_mapping(const void *ptr, size_t nbytes, bool *read_only)
             nbytes, (size_t)(uintptr_t)ptr, cut != 0 ? "..." : "", &mapping.path[cut]);
     }
     *read_only = *read_only || !mapping.is_writable;
+    *is_shared = mapping.is_shared;
     return NRM_OK;
 }
 

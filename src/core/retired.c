@@ -10,6 +10,7 @@
 #include "core/capture.h"
 #include "core/hooks.h"
 #include "core/known_uses.h"
+#include "core/left_out.h"
 #include "core/nodes.h"
 #include "core/uses.h"
 #include "cuda/driver.h"
@@ -327,9 +328,31 @@ nrm__retired_is_empty(void)
     return atomic_load(&n_retired) == 0;
 }
 
+/* ---- fork ---- */
+
+/* Nobody uses what is retired. Blocks of pools lie in segments, which may be left out as a
+   whole. */
+static void
+fork_prepare(void)
+{
+    enum nrm__left_out scope = nrm__left_out_scope();
+    if (scope == NRM__LEFT_OUT_NOTHING) {
+        return;
+    }
+    for (struct nrm__link *link = retired.next; link != &retired; link = link->next) {
+        const struct nrm__block *block =
+            &NRM__CONTAINER(link, struct nrm__entry, link)->block;
+        bool is_alone = block->segment == NULL || scope == NRM__LEFT_OUT_IDLE;
+        if (is_alone && nrm__block_is_registered(block)) {
+            nrm__left_out_offer((uintptr_t)block->ptr, block->capacity);
+        }
+    }
+}
+
 static const struct nrm__fork_hook retired_hook = {
     .rank = NRM__RANK_RETIRED,
     .lock = &retired_lock,
+    .prepare = fork_prepare,
 };
 
 __attribute__((constructor)) static void

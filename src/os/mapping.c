@@ -51,6 +51,9 @@ note(struct nrm__mapping *mapping, const struct line *line)
     if (line->rights[1] != 'w') {
         mapping->is_writable = false;
     }
+    if (line->rights[3] != 's') {
+        mapping->is_shared = false;
+    }
     if (!mapping->is_shared_file && is_shared_file(line)) {
         mapping->is_shared_file = true;
         snprintf(mapping->path, sizeof mapping->path, "%s", line->path);
@@ -67,7 +70,7 @@ nrm__mapping_of(const void *ptr, size_t nbytes, struct nrm__mapping *out)
     if (!nrm__lines_open(&maps, "/proc/self/maps")) {
         return false;
     }
-    *out = (struct nrm__mapping){.is_writable = true};
+    *out = (struct nrm__mapping){.is_writable = true, .is_shared = true};
     while (at < end && (text = nrm__lines_next(&maps)) != NULL) {
         if (!read_line(text, &line) || line.end <= at) {
             continue;

@@ -9,6 +9,7 @@
 struct nrm__mapping {
     uintptr_t hole;      /* the first byte that cannot be read, 0: there is none */
     bool is_writable;    /* all of it */
+    bool is_shared;      /* all of it: a child made by fork has the same pages */
     bool is_shared_file; /* a part is a writable shared mapping of a file, of `path` */
     char path[1024];     /* may be cut */
 };

@@ -230,6 +230,12 @@ nrm__advise_huge_pages(void *ptr, size_t nbytes, bool wanted)
 }
 
 int
+nrm__advise_fork(void *ptr, size_t nbytes, bool wanted)
+{
+    return madvise(ptr, nbytes, wanted ? MADV_DOFORK : MADV_DONTFORK) == 0 ? 0 : errno;
+}
+
+int
 nrm__discard(void *ptr, size_t nbytes)
 {
     return madvise(ptr, nbytes, MADV_DONTNEED) == 0 ? 0 : errno;

@@ -38,6 +38,10 @@ int nrm__remap(void *ptr, size_t old_nbytes, size_t new_nbytes, size_t alignment
 /* Asks for transparent huge pages in the range, or refuses them. Advice: no result. */
 void nrm__advise_huge_pages(void *ptr, size_t nbytes, bool wanted);
 
+/* Whether a child made by fork has the range, as by default, or not; errno, or 0. Not of
+   mappings of devices, which would not be had back. */
+int nrm__advise_fork(void *ptr, size_t nbytes, bool wanted);
+
 /* Drops the pages of a plain range: it reads as zero afterwards. */
 int nrm__discard(void *ptr, size_t nbytes);
 

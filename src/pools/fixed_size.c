@@ -446,26 +446,6 @@ fixed_size_check(nrm_resource *mr)
     nrm__lock_release(&fixed->lock);
 }
 
-/* ---- fork ---- */
-
-static void
-fixed_size_fork_prepare(nrm_resource *mr)
-{
-    nrm__lock_fork_prepare(&fixed_from(mr)->lock);
-}
-
-static void
-fixed_size_fork_parent(nrm_resource *mr)
-{
-    nrm__lock_fork_parent(&fixed_from(mr)->lock);
-}
-
-static void
-fixed_size_fork_child(nrm_resource *mr)
-{
-    nrm__lock_fork_child(&fixed_from(mr)->lock);
-}
-
 /* ---- life ---- */
 
 /* No block is live. Chunks go upstream, where a source retires what the GPU may still
@@ -494,9 +474,9 @@ static const struct nrm__ops fixed_size_ops = {
     .trim = fixed_size_trim,
     .statistics = fixed_size_statistics,
     .check = fixed_size_check,
-    .fork_prepare = fixed_size_fork_prepare,
-    .fork_parent = fixed_size_fork_parent,
-    .fork_child = fixed_size_fork_child,
+    .fork_prepare = nrm__fixed_fork_prepare,
+    .fork_parent = nrm__fixed_fork_parent,
+    .fork_child = nrm__fixed_fork_child,
     .finish = fixed_size_finish,
 };
 

@@ -1,5 +1,6 @@
 /*
- * What pools/fixed_size.c (the resource) and pools/fixed_size_blocks.c (its blocks) share.
+ * What pools/fixed_size.c (the resource), fixed_size_blocks.c (its blocks) and
+ * fixed_size_fork.c share.
  * Functions named ..._locked: the caller holds the resource's lock.
  */
 #ifndef NRM_POOLS_FIXED_SIZE_INTERNAL_H
@@ -114,5 +115,11 @@ struct nrm__fixed_cell *nrm__fixed_find_locked(const struct nrm__fixed_size *fix
 
 /* Aborts unless everything agrees. */
 void nrm__fixed_check_locked(struct nrm__fixed_size *fixed);
+
+/* ---- over a fork: pools/fixed_size_fork.c ---- */
+
+void nrm__fixed_fork_prepare(nrm_resource *mr);
+void nrm__fixed_fork_parent(nrm_resource *mr);
+void nrm__fixed_fork_child(nrm_resource *mr);
 
 #endif

@@ -673,42 +673,6 @@ nrm__pool_check(nrm_resource *mr)
     pool_check(mr);
 }
 
-/* ---- fork ---- */
-
-static void
-pool_fork_prepare(nrm_resource *mr)
-{
-    struct nrm__pool *pool = pool_from(mr);
-    if (pool->has_slabs) {
-        nrm__slabs_fork_prepare(&pool->slabs);
-    }
-    nrm__lock_fork_prepare(&pool->lock);
-}
-
-static void
-pool_fork_parent(nrm_resource *mr)
-{
-    struct nrm__pool *pool = pool_from(mr);
-    nrm__lock_fork_parent(&pool->lock);
-    if (pool->has_slabs) {
-        nrm__slabs_fork_parent(&pool->slabs);
-    }
-}
-
-static void
-pool_fork_child(nrm_resource *mr)
-{
-    struct nrm__pool *pool = pool_from(mr);
-    nrm__lock_fork_child(&pool->lock);
-    if (pool->has_slabs) {
-        nrm__slabs_fork_child(&pool->slabs);
-    }
-    pool->growing_nbytes = 0; /* other threads' growth does not go on in the child */
-    pool->is_watched = false; /* nor does anybody watch */
-    nrm__pool_ahead_forget_locked(pool);
-    nrm__pool_forget_pages_locked(pool);
-}
-
 /* ---- life ---- */
 
 /* No block is live. Segments go upstream, where a source retires what the GPU may still
@@ -755,9 +719,9 @@ pool_finish(nrm_resource *mr)
         .trim = pool_trim,                                                             \
         .statistics = pool_statistics,                                                 \
         .check = pool_check,                                                           \
-        .fork_prepare = pool_fork_prepare,                                             \
-        .fork_parent = pool_fork_parent,                                               \
-        .fork_child = pool_fork_child,                                                 \
+        .fork_prepare = nrm__pool_fork_prepare,                                        \
+        .fork_parent = nrm__pool_fork_parent,                                          \
+        .fork_child = nrm__pool_fork_child,                                            \
         .finish = pool_finish,                                                         \
     }
 

@@ -480,14 +480,15 @@ nrm__pool_cut_tail_locked(struct nrm__pool *pool, struct nrm__pool_block *block,
     }
 }
 
-/* Takes what is missing from the free right neighbour, a little more if it can. */
+/* Takes what is missing from the free right neighbour, a little more if it can; not in a child
+   that was made without it. */
 bool
 nrm__pool_extend_locked(struct nrm__pool *pool, struct nrm__pool_block *block,
                         size_t nbytes, size_t wanted)
 {
     struct nrm__pool_block *next = block->next;
     if (next == NULL || nrm__pool_state_of(next) != NRM__POOL_FREE ||
-        block->size + next->size < nbytes) {
+        pool->lacks_idle || block->size + next->size < nbytes) {
         return false;
     }
     size_t before = block->size;

@@ -153,6 +153,7 @@ struct nrm__pool {
     bool is_draining;       /* the background thread brings back what threads keep */
     unsigned n_trimming;    /* trims in progress: nobody's pages go back meanwhile */
     bool is_watched;        /* the background thread knows of them */
+    bool lacks_idle;        /* a child's: what was idle before the fork is not mapped */
     int64_t n_seen;         /* allocations until it looked last */
     size_t growing_nbytes;  /* asked of the upstream right now */
     uint64_t newest_stamp;  /* of a parked block */
@@ -530,6 +531,12 @@ nrm__pool_ahead_lower_locked(struct nrm__pool *pool)
 
 /* In a forked child, where nothing grows ahead. */
 void nrm__pool_ahead_forget_locked(struct nrm__pool *pool);
+
+/* ---- over a fork: pools/pool_fork.c ---- */
+
+void nrm__pool_fork_prepare(nrm_resource *mr);
+void nrm__pool_fork_parent(nrm_resource *mr);
+void nrm__pool_fork_child(nrm_resource *mr);
 
 /* ---- moving pages ---- */
 

@@ -20,6 +20,7 @@
 #include "base/bits.h"
 #include "base/error.h"
 #include "core/hooks.h"
+#include "core/left_out.h"
 #include "core/nodes.h"
 #include "core/uses.h"
 #include "cuda/context.h"
@@ -85,6 +86,7 @@ note_locked(struct locked *locked, const struct nrm__cuda_scope *scope, int reas
     /* Asked after locking: of a reset in between, the later number is the safe one. */
     atomic_store(&locked->generation, nrm__cuda_generation(scope->device));
     nrm__page_locked_add(locked->nbytes);
+    nrm__registered_add(locked->registered ? locked->nbytes : 0);
     atomic_store(&last_reason, reason);
     atomic_store(&was_used, true);
 }
@@ -322,7 +324,7 @@ pinned_allocate(nrm_resource *self, const struct nrm__request *request,
     size_t address = nrm__align_up(start, request->alignment);
     out->ptr = (void *)(uintptr_t)address;
     out->capacity = locked->nbytes - (address - start);
-    out->flags = locked->registered ? NRM__BLOCK_IS_ZERO : 0;
+    out->flags = locked->registered ? NRM__BLOCK_IS_ZERO | NRM__BLOCK_IS_REGISTERED : 0;
     out->tag = (uint64_t)(uintptr_t)locked;
     return NRM_OK;
 }
@@ -387,6 +389,7 @@ pinned_release(nrm_resource *self, const struct nrm__block *block)
         nrm__unmap(locked->base, locked->nbytes);
     }
     nrm__page_locked_subtract(locked->nbytes);
+    nrm__registered_subtract(locked->registered ? locked->nbytes : 0);
     nrm__node_deallocate(locked, sizeof *locked);
 }
 

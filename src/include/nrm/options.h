@@ -64,6 +64,9 @@ typedef enum nrm_option_source {
       "threads that touch new page-locked memory; 0: one for each core, at most 16")   \
     X(HUGE_PAGE_THRESHOLD, "huge_page_threshold", SIZE, 4194304, "",                   \
       "host blocks of this many bytes and more ask for huge pages")                    \
+    X(FORK, "fork", CHOICE, 0, "copy|dontfork",                                        \
+      "page-locked arrays in a forked child: copied at the fork, or left out; read "   \
+      "at each fork")                                                                  \
     X(CUDA_LIBRARY, "cuda_library", TEXT, 0, "",                                       \
       "path of the CUDA driver library, or \"simulator\"")                             \
     X(DEBUG, "debug", BOOL, 0, "", "abort when an address is freed that is not ours")

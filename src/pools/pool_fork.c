@@ -1,0 +1,92 @@
+/*
+ * A pool over a fork. Its locks are held meanwhile, so that it is whole on both sides.
+ *
+ * What lies free or parked in registered segments is left out of the child (core/left_out.h):
+ * nobody needs it there, as a child hands out no page-locked memory. Neighbours go as one
+ * range. In the child such blocks are still described, and can be neither read nor written:
+ * so no block grows into them.
+ */
+#include "core/left_out.h"
+#include "pools/pool_internal.h"
+
+static struct nrm__pool *
+pool_from(nrm_resource *mr)
+{
+    return (struct nrm__pool *)mr;
+}
+
+static bool
+is_idle(const struct nrm__pool_block *block)
+{
+    uintptr_t state = nrm__pool_state_of(block);
+    return state == NRM__POOL_FREE || state == NRM__POOL_PARKED;
+}
+
+/* What lies between the blocks that are in use. */
+static void
+offer_segment_locked(const struct nrm__segment *segment)
+{
+    uintptr_t idle = segment->start;
+    const struct nrm__pool_block *block = nrm__pool_floor_locked(segment, idle);
+    for (; block != NULL; block = block->next) {
+        if (!is_idle(block)) {
+            nrm__left_out_offer(idle, block->start - idle);
+            idle = block->start + block->size;
+        }
+    }
+    nrm__left_out_offer(idle, segment->start + segment->nbytes - idle);
+}
+
+static void
+leave_out_locked(const struct nrm__pool *pool)
+{
+    if (pool->base.kind != NRM_KIND_PINNED ||
+        nrm__left_out_scope() != NRM__LEFT_OUT_IDLE) {
+        return; /* or all of every segment is left out */
+    }
+    for (struct nrm__link *link = pool->segments.next; link != &pool->segments;
+         link = link->next) {
+        const struct nrm__segment *segment =
+            NRM__CONTAINER(link, struct nrm__segment, link);
+        if (nrm__block_is_registered(&segment->upstream)) {
+            offer_segment_locked(segment);
+        }
+    }
+}
+
+void
+nrm__pool_fork_prepare(nrm_resource *mr)
+{
+    struct nrm__pool *pool = pool_from(mr);
+    if (pool->has_slabs) {
+        nrm__slabs_fork_prepare(&pool->slabs);
+    }
+    nrm__lock_fork_prepare(&pool->lock);
+    leave_out_locked(pool);
+}
+
+void
+nrm__pool_fork_parent(nrm_resource *mr)
+{
+    struct nrm__pool *pool = pool_from(mr);
+    nrm__lock_fork_parent(&pool->lock);
+    if (pool->has_slabs) {
+        nrm__slabs_fork_parent(&pool->slabs);
+    }
+}
+
+void
+nrm__pool_fork_child(nrm_resource *mr)
+{
+    struct nrm__pool *pool = pool_from(mr);
+    nrm__lock_fork_child(&pool->lock);
+    if (pool->has_slabs) {
+        nrm__slabs_fork_child(&pool->slabs);
+    }
+    pool->lacks_idle |= nrm__left_out_scope() != NRM__LEFT_OUT_NOTHING &&
+                        mr->kind == NRM_KIND_PINNED;
+    pool->growing_nbytes = 0; /* other threads' growth does not go on in the child */
+    pool->is_watched = false; /* nor does anybody watch */
+    nrm__pool_ahead_forget_locked(pool);
+    nrm__pool_forget_pages_locked(pool);
+}

@@ -1,0 +1,834 @@
+/* What a fork leaves out of the child: seen at the moment of the fork, from the child, and in
+   the parent afterwards. The simulated driver locks no pages, so nothing is copied here at
+   once; what the kernel was told is read from its own table. */
+#include "fixtures.h"
+#include "streams.h"
+#include "workers.h"
+
+#include <errno.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/uio.h>
+
+#include "base/bits.h"
+#include "core/block_map.h"
+#include "core/hooks.h"
+#include "core/left_out.h"
+#include "core/pin.h"
+#include "nrm/adaptors.h"
+#include "nrm/options.h"
+#include "nrm/pin.h"
+#include "nrm/sources.h"
+#include "nrm/uses.h"
+#include "os/fork.h"
+#include "os/lines.h"
+#include "os/memory.h"
+
+#define KIB ((size_t)1024)
+#define MIB (1024 * KIB)
+#define PAGE ((size_t)4096)
+#define BLOCK MIB
+#define N_BLOCKS 8u
+
+/* ---- the kernel's table ---- */
+
+struct seen {
+    size_t nbytes;   /* of a range, that a child would be made without */
+    size_t n_ranges; /* with such bytes */
+};
+
+/* "7f00a0000000-7f00a0021000 rw-p ..." */
+static bool
+read_range(const char *line, uintptr_t *out_start, uintptr_t *out_end)
+{
+    uintptr_t start, end;
+    char rights[8];
+    int n = sscanf(line, "%" SCNxPTR "-%" SCNxPTR " %7s", &start, &end, rights);
+    bool is_range = n == 3 &&
+                    strlen(rights) == 4; /* other lines may begin as numbers */
+    *out_start = is_range ? start : *out_start;
+    *out_end = is_range ? end : *out_end;
+    return is_range;
+}
+
+static struct seen
+look(uintptr_t start, size_t nbytes)
+{
+    struct seen seen = {0};
+    struct nrm__lines smaps;
+    uintptr_t low = 0, high = 0, end = start + nbytes;
+    const char *line;
+    if (!nrm__lines_open(&smaps, "/proc/self/smaps")) {
+        CHECK_MSG(false, "there is no /proc/self/smaps");
+        return seen;
+    }
+    while ((line = nrm__lines_next(&smaps)) != NULL) {
+        if (read_range(line, &low, &high)) {
+            continue;
+        }
+        if (strncmp(line, "VmFlags:", 8) == 0 && strstr(line, " dc") != NULL &&
+            low < end && high > start) {
+            seen.nbytes += nrm__min(high, end) - nrm__max(low, start);
+            seen.n_ranges++;
+        }
+    }
+    nrm__lines_close(&smaps);
+    return seen;
+}
+
+static bool
+is_readable(uintptr_t address)
+{
+    char byte;
+    struct iovec own = {&byte, 1}, other = {(void *)address, 1};
+    return process_vm_readv(getpid(), &own, 1, &other, 1, 0) == 1;
+}
+
+/* How many pages that lie in a range as a whole can be read. */
+static size_t
+n_readable(const void *ptr, size_t nbytes)
+{
+    uintptr_t at = nrm__align_up((uintptr_t)ptr, PAGE);
+    uintptr_t end = nrm__align_down((uintptr_t)ptr + nbytes, PAGE);
+    size_t n = 0;
+    for (; at < end; at += PAGE) {
+        n += is_readable(at);
+    }
+    return n;
+}
+
+/* ---- the moment of the fork ---- */
+
+struct watched {
+    uintptr_t start;
+    size_t nbytes;
+    struct seen seen;
+};
+
+static struct watched watched[N_BLOCKS];
+static size_t n_watched;
+
+static void
+watch(const void *ptr, size_t nbytes)
+{
+    watched[n_watched++] = (struct watched){(uintptr_t)ptr, nbytes, {0}};
+}
+
+/* After every hook of ours has run. */
+static void
+look_at_watched(void)
+{
+    for (size_t i = 0; i < n_watched; i++) {
+        watched[i].seen = look(watched[i].start, watched[i].nbytes);
+    }
+}
+
+static const struct nrm__fork_hook looking_hook = {.rank = 1000,
+                                                   .prepare = look_at_watched};
+
+__attribute__((constructor)) static void
+add_hook(void)
+{
+    nrm__fork_hook_add(&looking_hook);
+}
+
+/* ---- resources over page-locked memory ---- */
+
+static nrm_resource *
+pinned_source(void)
+{
+    nrm_resource *mr = NULL;
+    CHECK_OK(nrm_pinned_create(NULL, &mr));
+    return mr;
+}
+
+static nrm_resource *
+pool_with(nrm_resource *upstream, nrm_reuse reuse)
+{
+    nrm_pool_options options = NRM_OPTIONS(nrm_pool_options);
+    nrm_resource *mr = NULL;
+    options.reuse = reuse;
+    CHECK_OK(nrm_pool_create(upstream, &options, &mr));
+    nrm_resource_release(upstream);
+    return mr;
+}
+
+static nrm_resource *
+tracked_pool(void)
+{
+    return pool_with(pinned_source(), NRM_REUSE_CONTEXT);
+}
+
+static nrm_resource *
+immediate_pool(void)
+{
+    return pool_with(pinned_source(), NRM_REUSE_IMMEDIATE);
+}
+
+static nrm_resource *
+recorded_pool(void)
+{
+    return pool_with(pinned_source(), NRM_REUSE_RECORDED);
+}
+
+static nrm_resource *
+pool_of_a_pool(void)
+{
+    return pool_with(tracked_pool(), NRM_REUSE_CONTEXT);
+}
+
+static nrm_resource *
+counted_pool(void)
+{
+    nrm_resource *pool = tracked_pool(), *mr = NULL;
+    CHECK_OK(nrm_statistics_create(pool, &mr));
+    nrm_resource_release(pool);
+    return mr;
+}
+
+static nrm_resource *
+fixed_size(void)
+{
+    nrm_fixed_size_options options = NRM_OPTIONS(nrm_fixed_size_options);
+    nrm_resource *source = pinned_source(), *mr = NULL;
+    options.block_nbytes = BLOCK;
+    options.n_blocks = 16;
+    CHECK_OK(nrm_fixed_size_create(source, &options, &mr));
+    nrm_resource_release(source);
+    return mr;
+}
+
+static nrm_resource *
+arena(void)
+{
+    nrm_arena_options options = NRM_OPTIONS(nrm_arena_options);
+    nrm_resource *source = pinned_source(), *mr = NULL;
+    options.nbytes = 32 * MIB;
+    CHECK_OK(nrm_arena_create(source, &options, &mr));
+    nrm_resource_release(source);
+    return mr;
+}
+
+static nrm_resource *
+bins(void)
+{
+    nrm_binning_options options = NRM_OPTIONS(nrm_binning_options);
+    nrm_resource *pool = tracked_pool(), *mr = NULL;
+    options.make_bins = true;
+    options.min_exponent = options.max_exponent = 20;
+    CHECK_OK(nrm_binning_create(pool, &options, &mr));
+    nrm_resource_release(pool);
+    return mr;
+}
+
+static const struct kind {
+    const char *name;
+    nrm_resource *(*make)(void);
+} kinds[] = {
+    {"a_pool", tracked_pool},
+    {"a_pool_whose_blocks_threads_keep", immediate_pool},
+    {"a_pool_with_known_uses", recorded_pool},
+    {"a_pool_of_a_pool", pool_of_a_pool},
+    {"a_pool_that_is_counted", counted_pool},
+    {"blocks_of_one_size", fixed_size},
+    {"an_arena", arena},
+    {"bins", bins},
+    {"a_source", pinned_source},
+};
+
+/* ---- a scene: blocks of which every other one was given back ---- */
+
+static struct scene {
+    nrm_resource *mr;
+    void *ptrs[N_BLOCKS];
+} scene;
+
+static bool
+is_idle(size_t i)
+{
+    return i % 2 == 1;
+}
+
+static void
+set_fork(const char *text)
+{
+    CHECK_OK(nrm_option_set(NRM_OPT_FORK, text));
+}
+
+/* The GPU is not done with what is given back, so that it stays where it is. */
+static void
+begin(const struct kind *kind)
+{
+    simulator_start(NULL);
+    scene.mr = kind->make();
+    n_watched = 0;
+    for (size_t i = 0; i < N_BLOCKS; i++) {
+        scene.ptrs[i] = allocate(scene.mr, BLOCK);
+        write_pattern(scene.ptrs[i], BLOCK, (unsigned)i);
+        watch(scene.ptrs[i], BLOCK);
+    }
+    for (size_t i = 0; i < N_BLOCKS; i++) {
+        if (is_idle(i)) {
+            CHECK_OK(nrm_resource_deallocate(scene.mr, scene.ptrs[i], 0, NULL));
+        }
+    }
+}
+
+static void
+give_the_rest_back(void)
+{
+    for (size_t i = 0; i < N_BLOCKS; i++) {
+        if (!is_idle(i)) {
+            CHECK_OK(nrm_resource_deallocate(scene.mr, scene.ptrs[i], 0, NULL));
+        }
+    }
+}
+
+static void
+check_whole(nrm_resource *mr, void *context)
+{
+    (void)context;
+    if (mr->ops->check != NULL) {
+        mr->ops->check(mr);
+    }
+}
+
+static void
+check_all(void)
+{
+    nrm__resource_for_each(check_whole, NULL);
+}
+
+static void
+end(void)
+{
+    give_the_rest_back();
+    check_all();
+    nrm_resource_release(scene.mr);
+    for (int i = 0; i < 200 && simulator_count(NRM_CUDASIM_REGISTRATIONS) != 0; i++) {
+        (void)nrm__retired_drain(UINT64_MAX);
+        usleep(1000); /* the background thread may hold the last one */
+    }
+    CHECK_EQ(simulator_count(NRM_CUDASIM_REGISTRATIONS), 0u);
+    CHECK_EQ(nrm__left_out_copied_nbytes(), 0u);
+    simulator_check_faults();
+    n_watched = 0;
+}
+
+static void
+check_parent(void)
+{
+    for (size_t i = 0; i < N_BLOCKS; i++) {
+        CHECK_EQ(look((uintptr_t)scene.ptrs[i], BLOCK).nbytes, 0u);
+        CHECK(is_idle(i) || has_pattern(scene.ptrs[i], BLOCK, (unsigned)i, BLOCK));
+    }
+    CHECK_EQ(nrm__left_out_scope(), NRM__LEFT_OUT_NOTHING);
+}
+
+/* ---- a fork that fails: first, as its parent must not have initialised CUDA ---- */
+
+static void
+cannot_fork(void)
+{
+    struct rlimit none = {0, 0};
+    begin(&kinds[0]);
+    CHECK_EQ(setrlimit(RLIMIT_NPROC, &none), 0);
+    if (getuid() == 0) { /* whom the limit does not bind */
+        CHECK_EQ(setresuid(65534, 65534, 65534), 0);
+        CHECK_EQ(prctl(PR_SET_DUMPABLE, 1), 0); /* or its own table would be root's */
+    }
+    errno = 0;
+    CHECK_EQ(fork(), -1);
+    CHECK_EQ(errno, EAGAIN);
+    CHECK_GE(watched[1].seen.nbytes, BLOCK - 2 * PAGE);
+    check_parent();
+    check_all();
+}
+
+TEST(the_parent_has_all_of_it_back_when_the_fork_fails)
+{
+    n_watched = 0;
+    CHECK_EQ(in_child(cannot_fork), 0);
+}
+
+/* ---- the child ---- */
+
+static void
+check_live_in_child(void)
+{
+    for (size_t i = 0; i < N_BLOCKS; i++) {
+        if (is_idle(i)) {
+            CHECK_EQ(n_readable(scene.ptrs[i], BLOCK), 0u);
+        }
+        else {
+            CHECK(has_pattern(scene.ptrs[i], BLOCK, (unsigned)i, BLOCK));
+        }
+    }
+}
+
+/* Everything that a child may do with what it has inherited. */
+static void
+use_up(void)
+{
+    void *ptr = NULL;
+    size_t nbytes = 0;
+    nrm_statistics statistics;
+    CHECK_EQ(nrm_resource_allocate(scene.mr, BLOCK, 0, NULL, &ptr),
+             NRM_CUDA_UNAVAILABLE);
+    check_all();
+    CHECK_OK(nrm_resource_statistics(scene.mr, &statistics));
+    CHECK_EQ(statistics.current_count, (int64_t)N_BLOCKS / 2);
+    give_the_rest_back();
+    CHECK_EQ(nrm_resource_allocate(scene.mr, BLOCK, 0, NULL, &ptr),
+             NRM_CUDA_UNAVAILABLE);
+    CHECK_OK(nrm_resource_trim(scene.mr, 0, &nbytes));
+    check_all();
+    CHECK_EQ(nrm__left_out_copied_nbytes(), 0u);
+    nrm_resource_release(scene.mr);
+    (void)nrm__retired_drain(0);
+}
+
+static void
+has_live_blocks_only(void)
+{
+    check_live_in_child();
+    use_up();
+}
+
+TEST_EACH(idle_memory_is_not_in_the_child, kinds)
+{
+    begin(row);
+    CHECK_EQ(in_child(has_live_blocks_only), 0);
+    for (size_t i = 0; i < N_BLOCKS; i++) {
+        size_t whole_pages = is_idle(i) ? BLOCK - 2 * PAGE : 0;
+        CHECK_GE(watched[i].seen.nbytes, whole_pages);
+        CHECK(is_idle(i) || watched[i].seen.nbytes == 0);
+    }
+    check_parent();
+    end();
+}
+
+TEST_EACH(a_process_may_fork_again_and_again, kinds)
+{
+    begin(row);
+    for (int i = 0; i < 5; i++) {
+        CHECK_EQ(in_child(check_live_in_child), 0);
+        check_parent();
+    }
+    end();
+}
+
+TEST(neighbours_are_left_out_as_one)
+{
+    begin(&kinds[0]);
+    give_the_rest_back();
+    watched[0].nbytes = N_BLOCKS * BLOCK; /* they lie side by side */
+    n_watched = 1;
+    CHECK_EQ(in_child(check_all), 0);
+    CHECK_EQ(watched[0].seen.nbytes, N_BLOCKS * BLOCK);
+    CHECK_EQ(watched[0].seen.n_ranges, 1u);
+    for (size_t i = 0; i < N_BLOCKS; i += 2) {
+        scene.ptrs[i] = allocate(scene.mr, BLOCK);
+    }
+    end();
+}
+
+/* ---- live blocks ---- */
+
+static void
+has_nothing(void)
+{
+    for (size_t i = 0; i < N_BLOCKS; i++) {
+        CHECK_EQ(n_readable(scene.ptrs[i], BLOCK), 0u);
+    }
+    use_up();
+}
+
+TEST_EACH(live_blocks_are_left_out_when_the_option_says_so, kinds)
+{
+    begin(row);
+    set_fork("dontfork");
+    CHECK_EQ(nrm__left_out_copied_nbytes(), 0u);
+    CHECK_EQ(in_child(has_nothing), 0);
+    for (size_t i = 0; i < N_BLOCKS; i++) {
+        CHECK_GE(watched[i].seen.nbytes, BLOCK - 2 * PAGE);
+    }
+    check_parent();
+    /* It is read at each fork. */
+    set_fork("copy");
+    CHECK_EQ(in_child(has_live_blocks_only), 0);
+    check_parent();
+    end();
+}
+
+/* ---- children and their children ---- */
+
+static void
+is_a_grandchild(void)
+{
+    check_live_in_child();
+    use_up();
+}
+
+static void
+forks_again(void)
+{
+    CHECK_EQ(in_child(is_a_grandchild), 0);
+    check_live_in_child();
+    use_up();
+}
+
+TEST_EACH(a_child_forks_again, kinds)
+{
+    begin(row);
+    CHECK_EQ(in_child(forks_again), 0);
+    check_parent();
+    end();
+}
+
+/* What is free beside a block is not there to grow into; the block stays what it is. */
+static void
+cannot_grow(void)
+{
+    void *ptr = scene.ptrs[0];
+    CHECK_EQ(nrm_resource_reallocate(scene.mr, ptr, BLOCK + BLOCK / 2, 0, NULL, &ptr),
+             NRM_CUDA_UNAVAILABLE);
+    CHECK_EQ(ptr, scene.ptrs[0]);
+    CHECK(has_pattern(ptr, BLOCK, 0, BLOCK));
+    CHECK_OK(nrm_resource_reallocate(scene.mr, ptr, BLOCK / 4, 0, NULL, &ptr));
+    CHECK(has_pattern(ptr, BLOCK / 4, 0, BLOCK));
+    CHECK_EQ(ptr, scene.ptrs[0]);
+    check_all();
+}
+
+static void
+and_neither_can_its_child(void)
+{
+    CHECK_EQ(in_child(cannot_grow), 0);
+    cannot_grow();
+}
+
+static const struct kind growing[] = {
+    {"immediate", immediate_pool},
+    {"recorded", recorded_pool},
+};
+
+TEST_EACH(a_block_does_not_grow_into_what_a_child_lacks, growing)
+{
+    begin(row);
+    nrm__cache_drain(scene.mr); /* so that its neighbour is free */
+    CHECK_EQ(in_child(and_neither_can_its_child), 0);
+    check_parent();
+    void *ptr = scene.ptrs[0]; /* here it does */
+    CHECK_OK(nrm_resource_reallocate(scene.mr, ptr, BLOCK + BLOCK / 2, 0, NULL, &ptr));
+    CHECK_EQ(ptr, scene.ptrs[0]);
+    end();
+}
+
+/* ---- addresses ---- */
+
+/* Ordinary memory that the child takes lies elsewhere: pools of the parent's still describe
+   what was there. */
+static void
+takes_other_addresses(void)
+{
+    nrm_resource *host = pool_over(host_source(), 0);
+    void *ptrs[64];
+    for (size_t i = 0; i < 64; i++) {
+        ptrs[i] = allocate(host, 3 * MIB);
+        write_pattern(ptrs[i], 3 * MIB, (unsigned)i);
+        for (size_t k = 0; k < N_BLOCKS; k++) {
+            uintptr_t start = (uintptr_t)scene.ptrs[k];
+            CHECK((uintptr_t)ptrs[i] + 3 * MIB <= start ||
+                  (uintptr_t)ptrs[i] >= start + BLOCK);
+        }
+    }
+    for (size_t i = 0; i < 64; i++) {
+        CHECK(has_pattern(ptrs[i], 3 * MIB, (unsigned)i, 3 * MIB));
+        CHECK_OK(nrm_resource_deallocate(host, ptrs[i], 0, NULL));
+    }
+    nrm_resource_release(host);
+    check_live_in_child();
+    use_up();
+}
+
+TEST_EACH(the_addresses_are_nobodys_in_the_child, kinds)
+{
+    begin(row);
+    CHECK_EQ(in_child(takes_other_addresses), 0);
+    check_parent();
+    end();
+}
+
+/* ---- what waits for the GPU ---- */
+
+TEST(what_known_uses_keep_is_idle_too)
+{
+    simulator_start(NULL);
+    scene.mr = recorded_pool();
+    n_watched = 0;
+    void *ptr = allocate(scene.mr, 4 * MIB), *other = allocate(scene.mr, 4 * MIB);
+    make_current(0);
+    nrm_stream *stream = new_stream();
+    hold(stream);
+    nrm_CUdeviceptr device = 0;
+    CHECK_EQ(cuda.cuMemAlloc(&device, 4 * MIB), NRM_CUDA_SUCCESS);
+    CHECK_EQ(cuda.cuMemcpyHtoDAsync(device, ptr, 4 * MIB, handle_of(stream)),
+             NRM_CUDA_SUCCESS);
+    CHECK_OK(nrm_record_use(ptr, stream));
+    CHECK_OK(nrm_resource_deallocate(scene.mr, ptr, 0, NULL));
+    CHECK_EQ(nrm__retired_nbytes(scene.mr), 4 * MIB);
+    watch(ptr, 4 * MIB);
+    watch(other, 4 * MIB);
+    CHECK_EQ(in_child(check_all), 0);
+    CHECK_GE(watched[0].seen.nbytes, 4 * MIB - 2 * PAGE);
+    CHECK_EQ(watched[1].seen.nbytes, 0u);
+    set_fork("dontfork");
+    CHECK_EQ(in_child(check_all), 0);
+    CHECK_GE(watched[0].seen.nbytes, 4 * MIB - 2 * PAGE);
+    CHECK_GE(watched[1].seen.nbytes, 4 * MIB - 2 * PAGE);
+    set_fork("copy");
+    CHECK_EQ(look((uintptr_t)ptr, 4 * MIB).nbytes, 0u);
+    CHECK_EQ(look((uintptr_t)other, 4 * MIB).nbytes, 0u);
+    let_go(stream);
+    CHECK_EQ(cuda.cuMemFree(device), NRM_CUDA_SUCCESS);
+    CHECK_OK(nrm_resource_deallocate(scene.mr, other, 0, NULL));
+    nrm_stream_release(stream);
+    nrm_resource_release(scene.mr);
+    (void)nrm__retired_drain(UINT64_MAX);
+    simulator_check_faults();
+}
+
+/* ---- many ranges ---- */
+
+#define SMALL (128 * KIB)
+#define N_SMALL 2400
+
+/* Of more than 1024 ranges the largest are left out. */
+TEST(of_many_ranges_the_largest_are_left_out)
+{
+    static char *ptrs[N_SMALL];
+    simulator_start(NULL);
+    nrm_resource *mr = immediate_pool();
+    uintptr_t low = UINTPTR_MAX, high = 0;
+    for (size_t i = 0; i < N_SMALL; i++) {
+        ptrs[i] = allocate(mr, SMALL);
+        low = nrm__min(low, (uintptr_t)ptrs[i]);
+        high = nrm__max(high, (uintptr_t)ptrs[i] + SMALL);
+    }
+    void *large[2] = {allocate(mr, 3 * MIB), allocate(mr, 2 * MIB)};
+    CHECK_OK(nrm_resource_deallocate(mr, large[0], 0, NULL));
+    for (size_t i = 0; i < N_SMALL; i += 2) {
+        CHECK_OK(nrm_resource_deallocate(mr, ptrs[i], 0, NULL));
+    }
+    CHECK_OK(nrm_resource_deallocate(mr, large[1], 0, NULL));
+    n_watched = 0;
+    watch((void *)low, high - low);
+    watch(large[0], 3 * MIB);
+    watch(large[1], 2 * MIB);
+    CHECK_EQ(in_child(check_all), 0);
+    CHECK_GT(watched[0].seen.n_ranges, 900u);
+    CHECK_LE(watched[0].seen.n_ranges, 1024u);
+    CHECK_GE(watched[1].seen.nbytes, 3 * MIB - 2 * PAGE);
+    CHECK_GE(watched[2].seen.nbytes, 2 * MIB - 2 * PAGE);
+    CHECK_EQ(look(low, high - low).nbytes, 0u);
+    n_watched = 0;
+    for (size_t i = 1; i < N_SMALL; i += 2) {
+        CHECK_OK(nrm_resource_deallocate(mr, ptrs[i], 0, NULL));
+    }
+    nrm_resource_release(mr);
+    (void)nrm__retired_drain(UINT64_MAX);
+}
+
+/* ---- where nothing is left out ---- */
+
+TEST(other_memory_is_let_be)
+{
+    simulator_start(NULL);
+    scene.mr = pool_over(host_source(), 0);
+    void *ptr = allocate(scene.mr, 16 * MIB);
+    CHECK_OK(nrm_resource_deallocate(scene.mr, ptr, 0, NULL));
+    n_watched = 0;
+    watch(ptr, 16 * MIB);
+    CHECK_EQ(in_child(check_all), 0);
+    CHECK_EQ(watched[0].seen.nbytes, 0u);
+    CHECK_EQ(nrm__left_out_copied_nbytes(), 0u);
+    nrm_resource_release(scene.mr);
+}
+
+/* Memory of cuMemHostAlloc is a mapping of the driver's, which the kernel does not copy, and
+   would not let come back: MADV_DOFORK is refused for it. */
+TEST(memory_of_the_driver_is_let_be)
+{
+    struct nrm_cudasim_config config = simulator_config();
+    simulator_start(&config);
+    sim.set_attribute(0, NRM_CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED, 0);
+    scene.mr = tracked_pool();
+    void *ptr = allocate(scene.mr, 4 * MIB);
+    CHECK_EQ(simulator_count(NRM_CUDASIM_HOST_ALLOCATIONS), 1u);
+    CHECK_OK(nrm_resource_deallocate(scene.mr, ptr, 0, NULL));
+    n_watched = 0;
+    watch(ptr, 4 * MIB);
+    static const char *const modes[] = {"dontfork", "copy"};
+    for (size_t i = 0; i < 2; i++) {
+        set_fork(modes[i]);
+        CHECK_EQ(nrm__left_out_copied_nbytes(), 0u);
+        CHECK_EQ(in_child(check_all), 0);
+        CHECK_EQ(watched[0].seen.nbytes, 0u);
+    }
+    nrm_resource_release(scene.mr);
+    (void)nrm__retired_drain(UINT64_MAX);
+}
+
+static nrm_pin *
+pin(void *ptr, size_t nbytes)
+{
+    nrm_pin *out = NULL;
+    CHECK_OK(nrm_pin_create(ptr, nbytes, NULL, &out));
+    return out;
+}
+
+/* They belong to an allocator of other people, which may write to them in the child. */
+TEST(pins_are_let_be)
+{
+    simulator_start(NULL);
+    int flags = MAP_ANONYMOUS, rights = PROT_READ | PROT_WRITE;
+    char *own = mmap(NULL, 4 * MIB, rights, flags | MAP_PRIVATE, -1, 0);
+    char *shared = mmap(NULL, 4 * MIB, rights, flags | MAP_SHARED, -1, 0);
+    REQUIRE(own != MAP_FAILED && shared != MAP_FAILED);
+    scene.mr = tracked_pool();
+    void *ptr = allocate(scene.mr, MIB); /* so that something is registered */
+    nrm_pin *pins[] = {pin(own, 3 * MIB), pin(shared, 3 * MIB)};
+    n_watched = 0;
+    watch(own, 4 * MIB);
+    watch(shared, 4 * MIB);
+    static const char *const modes[] = {"dontfork", "copy"};
+    for (size_t i = 0; i < 2; i++) {
+        set_fork(modes[i]);
+        CHECK_EQ(in_child(check_all), 0);
+        CHECK_EQ(watched[0].seen.nbytes, 0u);
+        CHECK_EQ(watched[1].seen.nbytes, 0u);
+        /* A fork copies the private one. */
+        CHECK_EQ(nrm__left_out_copied_nbytes(), 3 * MIB + i * MIB);
+    }
+    nrm_pin_destroy(pins[0]);
+    nrm_pin_destroy(pins[1]);
+    CHECK_EQ(nrm__left_out_copied_nbytes(), MIB);
+    CHECK_OK(nrm_resource_deallocate(scene.mr, ptr, 0, NULL));
+    nrm_resource_release(scene.mr);
+    (void)nrm__retired_drain(UINT64_MAX);
+    munmap(own, 4 * MIB);
+    munmap(shared, 4 * MIB);
+}
+
+/* ---- how much would be copied ---- */
+
+TEST_EACH(what_a_fork_would_copy_is_known_before, kinds)
+{
+    begin(row);
+    CHECK_EQ(nrm__left_out_copied_nbytes(), N_BLOCKS / 2 * BLOCK);
+    set_fork("dontfork");
+    CHECK_EQ(nrm__left_out_copied_nbytes(), 0u);
+    set_fork("copy");
+    end();
+}
+
+/* ---- while others work ---- */
+
+static atomic_bool stop;
+
+struct work {
+    nrm_resource *mr;
+    unsigned n_forks;
+    void *held[4];
+};
+
+static void
+allocates_and_frees(unsigned index, struct work *work)
+{
+    uint64_t seed = 77 + index;
+    void *ptrs[8] = {0};
+    size_t sizes[8] = {0};
+    for (unsigned n = 0; !atomic_load(&stop); n++) {
+        size_t i = next_random(&seed) % 8;
+        if (ptrs[i] != NULL) {
+            CHECK(has_pattern(ptrs[i], sizes[i], index, sizes[i]));
+            CHECK_OK(nrm_resource_deallocate(work->mr, ptrs[i], 0, NULL));
+        }
+        sizes[i] = 70 * KIB + next_random(&seed) % (n % 64 == 0 ? 6 * MIB : 300 * KIB);
+        ptrs[i] = allocate(work->mr, sizes[i]);
+        write_pattern(ptrs[i], sizes[i], index);
+        if (n % 200 == 199) { /* so that it grows again */
+            CHECK_OK(nrm_resource_trim(work->mr, 0, NULL));
+        }
+    }
+    for (size_t i = 0; i < 8; i++) {
+        CHECK(ptrs[i] == NULL || has_pattern(ptrs[i], sizes[i], index, sizes[i]));
+        CHECK_OK(nrm_resource_deallocate(work->mr, ptrs[i], 0, NULL));
+    }
+}
+
+static struct work *the_work;
+
+/* In a process of one thread, whose parent has several. */
+static void
+reads_what_is_held(void)
+{
+    nrm_statistics statistics;
+    for (size_t i = 0; i < 4; i++) {
+        CHECK(has_pattern(the_work->held[i], 2 * MIB, 100, 2 * MIB));
+        CHECK_OK(nrm_resource_deallocate(the_work->mr, the_work->held[i], 0, NULL));
+    }
+    CHECK_OK(nrm_resource_statistics(the_work->mr, &statistics));
+    check_all();
+    CHECK_OK(nrm_resource_trim(the_work->mr, 0, NULL));
+    check_all();
+}
+
+static void
+forks_or_works(unsigned index, void *argument)
+{
+    struct work *work = argument;
+    if (index != 0) {
+        allocates_and_frees(index, work);
+        return;
+    }
+    for (unsigned i = 0; i < work->n_forks; i++) {
+        CHECK_EQ(in_child(reads_what_is_held), 0);
+    }
+    atomic_store(&stop, true);
+}
+
+static const struct kind worked[] = {
+    {"a_pool", tracked_pool},
+    {"a_pool_whose_blocks_threads_keep", immediate_pool},
+    {"a_pool_of_a_pool", pool_of_a_pool},
+    {"a_source", pinned_source},
+};
+
+TEST_EACH(others_allocate_and_free_meanwhile, worked)
+{
+    struct work work = {.n_forks = SLOW == 1 ? 40 : 8};
+    simulator_start(NULL);
+    the_work = &work;
+    work.mr = row->make();
+    n_watched = 0;
+    atomic_store(&stop, false);
+    for (size_t i = 0; i < 4; i++) {
+        work.held[i] = allocate(work.mr, 2 * MIB);
+        write_pattern(work.held[i], 2 * MIB, 100);
+    }
+    set_fork("copy");
+    check_threads(4, forks_or_works, &work);
+    check_all();
+    CHECK_EQ(look(0, UINTPTR_MAX / 2).nbytes, 0u);
+    for (size_t i = 0; i < 4; i++) {
+        CHECK(has_pattern(work.held[i], 2 * MIB, 100, 2 * MIB));
+        CHECK_OK(nrm_resource_deallocate(work.mr, work.held[i], 0, NULL));
+    }
+    nrm_resource_release(work.mr);
+    (void)nrm__retired_drain(UINT64_MAX);
+    simulator_check_faults();
+}
+
+CHECK_MAIN
