@@ -25,7 +25,6 @@
 #include "core/hooks.h"
 #include "core/pin.h"
 #include "core/uses.h"
-#include "cuda/driver.h"
 #include "nrm/options.h"
 #include "os/fork.h"
 #include "os/memory.h"
@@ -109,7 +108,7 @@ add_idle(nrm_resource *mr, void *context)
 static enum nrm__left_out
 scope_now(void)
 {
-    if (atomic_load(&registered_nbytes) == 0 || nrm__cuda_is_forked()) {
+    if (atomic_load(&registered_nbytes) == 0) {
         return NRM__LEFT_OUT_NOTHING;
     }
     return nrm_option_get(NRM_OPT_FORK) == 0 ? NRM__LEFT_OUT_IDLE : NRM__LEFT_OUT_ALL;
