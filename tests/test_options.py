@@ -12,6 +12,7 @@ EXAMPLES = {
     "wait_limit": ("5 ms", 0.005),
     "touch_threads": ("3", 3),
     "on_exhausted": ("wait", "wait"),
+    "fork": ("dontfork", "dontfork"),
     "debug": ("1", True),
     "cuda_library": ("/some/where", "/some/where"),
 }
@@ -84,6 +85,7 @@ def test_delete_restores_the_default() -> None:
         ("wait_limit", [], TypeError),
         ("reuse", "never", ValueError),
         ("reuse", 1, TypeError),
+        ("fork", "share", ValueError),
         ("debug", "perhaps", ValueError),
         ("debug", 2, TypeError),
         ("device", "first", ValueError),

@@ -9,6 +9,7 @@
 #include "python/c_api.h"
 #include "python/cuda_query.h"
 #include "python/errors.h"
+#include "python/fork.h"
 #include "python/handler_functions.h"
 #include "python/handler_type.h"
 #include "python/interpreter.h"
@@ -111,7 +112,7 @@ module_exec(PyObject *module)
         errors_init,     interpreter_init,     builtin_init,  stream_init,
         statistics_init, memory_resource_init, registry_init, handler_type_init,
         array_info_init, pending_init,         pin_init,      c_api_init,
-        add_functions,
+        fork_init,       add_functions,
     };
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
         if (steps[i](module) < 0) {

@@ -1,6 +1,7 @@
 /* The machine and the process, read afresh at each call. */
 #include "python/system_info.h"
 
+#include "core/left_out.h"
 #include "core/pin.h"
 #include "core/uses.h"
 #include "cuda/page_lock.h"
@@ -23,7 +24,7 @@ system_info(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
     nrm__memory_state(&memory);
     nrm__epoch_counts(&epochs);
     return Py_BuildValue(
-        "{s:i,s:i,s:N,s:n,s:N,s:N,s:N,s:N,s:N,s:N,s:N,s:K,s:I}", "cores",
+        "{s:i,s:i,s:N,s:n,s:N,s:N,s:N,s:N,s:N,s:N,s:N,s:N,s:K,s:I}", "cores",
         nrm__n_cores(), "numa_nodes", nrm__numa_n_nodes(), "transparent_huge_pages",
         PyBool_FromLong(nrm__has_transparent_huge_pages()), "page_nbytes",
         (Py_ssize_t)nrm__page_size(), "memory_nbytes",
@@ -33,7 +34,8 @@ system_info(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
         bytes_or_none(memory.cgroup_available_nbytes), "memlock_limit_nbytes",
         bytes_or_none(memory.memlock_limit_nbytes), "page_locked_nbytes",
         PyLong_FromSize_t(nrm__page_locked_nbytes()), "page_locked_by_pin_nbytes",
-        PyLong_FromSize_t(nrm__pins_nbytes()), "epochs_closed",
+        PyLong_FromSize_t(nrm__pins_nbytes()), "copied_at_fork_nbytes",
+        PyLong_FromSize_t(nrm__left_out_copied_nbytes()), "epochs_closed",
         (unsigned long long)epochs.closed, "epochs_pending", epochs.pending);
 }
 
