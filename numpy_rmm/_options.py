@@ -51,7 +51,8 @@ class Options(MutableMapping[str, Value]):
     The same rows are the environment variables ``NUMPY_RMM_<NAME>``, which are read
     once. Sizes are int (bytes) and can be set from text such as "64 KiB"; times are
     float (seconds), or text such as "20 ms". A change holds for resources and handlers
-    made later. Options belong to the process, not to a context or a thread.
+    made later; "fork" is read at each fork. Options belong to the process, not to a
+    context or a thread.
 
     Raises
     ------

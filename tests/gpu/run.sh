@@ -128,6 +128,7 @@ for module in torch cupy numba; do
     has_module $module || note "note    $module is not installed: its rows are left out"
 done
 stage proof 200 "$python" tests/gpu/proof.py --json "$results/proof.json" --limit 180
+stage forks 120 "$python" tests/gpu/forks.py --json "$results/forks.json"
 stage copies 80 "$python" benchmarks/copies.py --json "$results/copies.json"
 if has_module pytest; then
     export NUMPY_RMM_TEST_GPU=1
@@ -143,7 +144,8 @@ if has_module pytest; then
     stage suite 240 "${run_pytest[@]}" "${workers[@]}" "${shared[@]}" \
         --junitxml="$results/suite.xml"
     stage held 200 "${run_pytest[@]}" $alone --junitxml="$results/held.xml"
-    stage libraries 150 "${run_pytest[@]}" tests/gpu --junitxml="$results/libraries.xml"
+    stage libraries 150 "${run_pytest[@]}" tests/gpu --ignore=tests/gpu/test_fork.py \
+        --junitxml="$results/libraries.xml"
     unset NUMPY_RMM_TEST_GPU
 else
     skip tests "needs pytest (pip install pytest pytest-timeout)"

@@ -1,7 +1,7 @@
 /*
  * Policy with numbers, in one table: each row is an option, an environment variable
  * NUMPY_RMM_<NAME>, a line of `numpy-rmm info` and a line of the documentation. A change
- * holds for resources made later.
+ * holds for resources made later; `fork` is read at each fork.
  */
 #ifndef NRM_OPTIONS_H
 #define NRM_OPTIONS_H
