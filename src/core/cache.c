@@ -23,12 +23,7 @@
 #define CLASS_NBYTES ((size_t)128 * 1024)
 #define CLASS_MIN_CELLS 16u
 
-/* Blocks that a thread keeps of one size: of small ones by their bytes, at least so many; of
-   others what the limit of all allows; and in sets that are shared by several. */
-#define SIZE_NBYTES ((size_t)512 * 1024)
-#define SIZE_MIN_BLOCKS 8u
-#define SMALL_SIZES 24u
-#define HASHED_BLOCKS 6u
+#define HASHED_BLOCKS 6u /* of a set that is shared by several sizes */
 
 #define KEPT_SHIFT 6 /* of what a thread has live it keeps this fraction too */
 
@@ -154,9 +149,7 @@ init_sets(struct nrm__magazines *magazines)
         set->nbytes = (9 + i % 8) * (NRM__SLAB_MAX / 8) << i / 8;
         set->stream = 0;
         set->is_sized = true;
-        size_t n = nrm__max(SIZE_NBYTES / set->nbytes, SIZE_MIN_BLOCKS);
-        set->capacity = (uint16_t)(i < SMALL_SIZES ? nrm__min(n, NRM__CACHE_WAYS)
-                                                   : NRM__CACHE_WAYS);
+        set->capacity = NRM__CACHE_WAYS;
     }
 }
 
@@ -653,24 +646,24 @@ nrm__cache_make_room(nrm_resource *pool, size_t nbytes, uint64_t stream,
     return found;
 }
 
-/* The set of a size of blocks for a stream, if it has one of its own; NULL: not so. */
+/* The set of a size of blocks that are anybody's, if it has one of its own; NULL: not so. */
 static struct nrm__cache_set *
-sized_set(const struct nrm__slot *slot, size_t nbytes, uint64_t stream)
+sized_set(const struct nrm__slot *slot, size_t nbytes)
 {
-    struct nrm__cache_set *set = nrm__cache_set_of(slot->magazines, nbytes, stream);
-    bool keeps = set->is_sized && set->nbytes == nbytes && nbytes <= slot->stream_limit;
+    struct nrm__cache_set *set = nrm__cache_set_of(slot->magazines, nbytes, 0);
+    bool keeps = set->is_sized && set->nbytes == nbytes && nbytes <= slot->limit;
     return keeps ? set : NULL;
 }
 
 size_t
-nrm__cache_wanted_blocks(nrm_resource *pool, size_t nbytes, uint64_t stream)
+nrm__cache_wanted_blocks(nrm_resource *pool, size_t nbytes)
 {
     struct nrm__cache *cache;
     if (enter_magazine(pool, 0, &cache) == NULL) {
         return 0;
     }
     const struct nrm__slot *slot = slot_of(cache, pool);
-    const struct nrm__cache_set *set = sized_set(slot, nbytes, stream);
+    const struct nrm__cache_set *set = sized_set(slot, nbytes);
     const struct nrm__magazines *magazines = slot->magazines;
     size_t n = set != NULL && set->n == 0 ? set->capacity / 2u : 0;
     size_t room = magazines->set_nbytes < magazines->set_limit
@@ -681,8 +674,8 @@ nrm__cache_wanted_blocks(nrm_resource *pool, size_t nbytes, uint64_t stream)
 }
 
 size_t
-nrm__cache_keep_blocks(nrm_resource *pool, size_t nbytes, uint64_t stream,
-                       const struct nrm__cell *cells, size_t n)
+nrm__cache_keep_blocks(nrm_resource *pool, size_t nbytes, const struct nrm__cell *cells,
+                       size_t n)
 {
     struct nrm__cache *cache;
     size_t n_kept = 0;
@@ -690,11 +683,11 @@ nrm__cache_keep_blocks(nrm_resource *pool, size_t nbytes, uint64_t stream,
         return 0;
     }
     const struct nrm__slot *slot = slot_of(cache, pool);
-    struct nrm__cache_set *set = sized_set(slot, nbytes, stream);
+    struct nrm__cache_set *set = sized_set(slot, nbytes);
     while (set != NULL && n_kept < n &&
-           nrm__cache_has_room(slot->magazines, set, nbytes, stream)) {
+           nrm__cache_has_room(slot->magazines, set, nbytes, 0)) {
         n_kept++;
-        nrm__cache_put_block(slot->magazines, set, nbytes, stream, cells[n - n_kept]);
+        nrm__cache_put_block(slot->magazines, set, nbytes, 0, cells[n - n_kept]);
     }
     nrm__cache_leave(cache);
     return n_kept;

@@ -347,12 +347,12 @@ size_t nrm__cache_give_up_cells(nrm_resource *pool, size_t class_index,
 /* Takes blocks of any size and stream that this thread keeps; false: it keeps none. */
 bool nrm__cache_give_up_set(nrm_resource *pool, struct nrm__cache_set *out);
 
-/* How many blocks more of a size, for a stream, this thread should get at once; 0: none. At
-   most half of NRM__CACHE_WAYS. */
-size_t nrm__cache_wanted_blocks(nrm_resource *pool, size_t nbytes, uint64_t stream);
+/* How many blocks more of a size this thread should get at once; 0: none. At most half of
+   NRM__CACHE_WAYS. */
+size_t nrm__cache_wanted_blocks(nrm_resource *pool, size_t nbytes);
 
-/* Gives it blocks of one size for a stream; returns how many it took, from the end. */
-size_t nrm__cache_keep_blocks(nrm_resource *pool, size_t nbytes, uint64_t stream,
+/* Gives it blocks of one size and of no stream; returns how many it took, from the end. */
+size_t nrm__cache_keep_blocks(nrm_resource *pool, size_t nbytes,
                               const struct nrm__cell *cells, size_t n);
 
 /* A block that could be kept goes the long way: from now on this thread keeps up to `limit`

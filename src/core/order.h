@@ -61,14 +61,6 @@ nrm__order_key(struct nrm__order_tag tag)
     return (uint64_t)tag.stream << 32 | tag.generation;
 }
 
-/* What tags of that life have in common. */
-static inline struct nrm__order_tag
-nrm__order_tag_of_key(uint64_t key)
-{
-    return (struct nrm__order_tag){.stream = (uint32_t)(key >> 32),
-                                   .generation = (uint32_t)key};
-}
-
 /*
  * The tag of blocks that were freed on the stream of a key at some time before now, by this
  * thread or by one that has handed them over since. The stream may have ended meanwhile:

@@ -216,38 +216,16 @@ allocate_cell(struct nrm__pool *pool, const struct nrm__request *request,
     return status;
 }
 
-/* Under what this thread keeps blocks for a stream; false: not at all. */
-static bool
-find_key(struct nrm__pool *pool, nrm_stream *stream, uint64_t *out)
-{
-    struct nrm__order_tag slot = {0};
-    bool has_key = pool->order == NULL ||
-                   nrm__order_slot_of(stream, nrm_resource_device(&pool->base), &slot);
-    *out = nrm__order_key(slot);
-    return has_key;
-}
-
-/* A block went the long way: gives this thread some more of the size at once, which its
-   stream may use too. They are described as what they are, claimed, and held like blocks that
-   it kept itself. */
+/* A block of the host went the long way: gives this thread some more of the size at once.
+   They are described as what they are, claimed, and held like blocks that it kept itself. */
 static void
-get_more(struct nrm__pool *pool, const struct nrm__block *taken, nrm_stream *stream)
+get_more(struct nrm__pool *pool, size_t nbytes)
 {
     struct nrm__cell cells[NRM__CACHE_WAYS];
-    size_t nbytes = taken->capacity;
-    struct nrm__pool_block *own = block_at(taken->segment, taken->ptr);
-    uint64_t key;
-    if (nbytes > pool->rounded_max || !find_key(pool, stream, &key) ||
-        atomic_load_explicit(&own->live.goes_long, memory_order_relaxed)) {
-        return;
-    }
-    size_t n = nrm__cache_wanted_blocks(&pool->base, nbytes, key);
-    if (n != 0 && pool->order != NULL) {
-        n = nrm__pool_take_beside(pool, own, key, cells, n);
-    }
-    else if (n != 0) {
-        n = nrm__pool_take_more(pool, nbytes, cells, n);
-    }
+    size_t n = nbytes <= pool->rounded_max + 1
+                   ? nrm__cache_wanted_blocks(&pool->base, nbytes)
+                   : 0;
+    n = n != 0 ? nrm__pool_take_more(pool, nbytes, cells, n) : 0;
     for (size_t i = 0; i < n; i++) {
         struct nrm__pool_block *block = nrm__pool_block_of(cells[i].record);
         atomic_store_explicit(&block->live.goes_long, false, memory_order_relaxed);
@@ -255,7 +233,7 @@ get_more(struct nrm__pool *pool, const struct nrm__block *taken, nrm_stream *str
     }
     if (n != 0) {
         nrm__resource_hold(&pool->base, n); /* before they may be given back */
-        size_t n_left = n - nrm__cache_keep_blocks(&pool->base, nbytes, key, cells, n);
+        size_t n_left = n - nrm__cache_keep_blocks(&pool->base, nbytes, cells, n);
         if (n_left != 0) {
             nrm__pool_put_more(pool, cells, n_left);
             nrm__resource_unhold(&pool->base, n_left); /* who asked holds it too */
@@ -276,8 +254,8 @@ pool_allocate(nrm_resource *mr, const struct nrm__request *request,
     if (status != NRM_OK) {
         nrm__resource_unhold(mr, 1);
     }
-    else {
-        get_more(pool, out, request->stream);
+    else if (pool->has_slabs) {
+        get_more(pool, out->capacity);
     }
     return status;
 }
@@ -334,6 +312,17 @@ kept_limit(struct nrm__pool *pool, size_t nbytes)
     nrm__lock_release(&pool->lock);
     size_t idle = pool->idle_nbytes - nrm__min(free_nbytes, pool->idle_nbytes);
     return nbytes <= idle / IDLE_SHARE ? limit + nbytes : limit;
+}
+
+/* Under what this thread keeps blocks for a stream; false: not at all. */
+static bool
+find_key(struct nrm__pool *pool, nrm_stream *stream, uint64_t *out)
+{
+    struct nrm__order_tag slot = {0};
+    bool has_key = pool->order == NULL ||
+                   nrm__order_slot_of(stream, nrm_resource_device(&pool->base), &slot);
+    *out = nrm__order_key(slot);
+    return has_key;
 }
 
 /* A block goes the long way: takes what this thread keeps in its place, so that the next
@@ -634,7 +623,7 @@ pool_trim(nrm_resource *mr, size_t keep_nbytes, size_t *out_nbytes)
             break;
         }
     }
-    *out_nbytes += nrm__pool_give_segments_back(pool, 0, keep_nbytes);
+    *out_nbytes += nrm__pool_trim_segments(pool, keep_nbytes);
     nrm__pool_end_trim(pool);
     return NRM_OK;
 }

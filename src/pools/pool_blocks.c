@@ -341,13 +341,6 @@ carve_locked(struct nrm__pool *pool, struct nrm__pool_block *block, uintptr_t st
     return block;
 }
 
-struct nrm__pool_block *
-nrm__pool_carve_locked(struct nrm__pool *pool, struct nrm__pool_block *block,
-                       size_t nbytes)
-{
-    return carve_locked(pool, block, block->start, nbytes);
-}
-
 static struct nrm__pool_block *
 first_of_class_locked(const struct nrm__pool_bins *bins, unsigned class)
 {

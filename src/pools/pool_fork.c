@@ -86,6 +86,7 @@ nrm__pool_fork_child(nrm_resource *mr)
     pool->lacks_idle |= nrm__left_out_scope() != NRM__LEFT_OUT_NOTHING &&
                         mr->kind == NRM_KIND_PINNED;
     pool->growing_nbytes = 0; /* other threads' growth does not go on in the child */
+    pool->n_hungry = 0;
     pool->is_watched = false; /* nor does anybody watch */
     nrm__pool_ahead_forget_locked(pool);
     nrm__pool_forget_pages_locked(pool);

@@ -156,6 +156,7 @@ struct nrm__pool {
     bool lacks_idle;        /* a child's: what was idle before the fork is not mapped */
     int64_t n_seen;         /* allocations until it looked last */
     size_t growing_nbytes;  /* asked of the upstream right now */
+    unsigned n_hungry;      /* growths whose fruit was taken: trims leave the next one */
     uint64_t newest_stamp;  /* of a parked block */
     size_t parked_in_vain;  /* when a wait for the GPU brought nothing; 0: it did */
     size_t unclosed_nbytes; /* parked since an epoch was closed */
@@ -238,11 +239,6 @@ struct nrm__pool_block *nrm__pool_split_locked(struct nrm__pool *pool,
 /* A free block, in no bin yet, goes into its bin; and out of it. */
 void nrm__pool_bin_insert_locked(struct nrm__pool *pool, struct nrm__pool_block *block);
 void nrm__pool_bin_remove_locked(struct nrm__pool *pool, struct nrm__pool_block *block);
-
-/* Cuts a block of `nbytes` from the start of a free one, which has as much: claimed. */
-struct nrm__pool_block *nrm__pool_carve_locked(struct nrm__pool *pool,
-                                               struct nrm__pool_block *block,
-                                               size_t nbytes);
 
 /* Cuts a block of at least `nbytes` out of the free memory: claimed. NULL: there is none. */
 struct nrm__pool_block *nrm__pool_take_locked(struct nrm__pool *pool, size_t nbytes,
@@ -363,10 +359,6 @@ size_t nrm__pool_free_kept(struct nrm__pool *pool, struct nrm__cache_set *set);
    how many. The pool is a host pool. And takes such blocks back. */
 size_t nrm__pool_take_more(struct nrm__pool *pool, size_t nbytes, struct nrm__cell *out,
                            size_t n);
-/* The same of a device pool: of the size of a block that is live, from what is free behind it
-   and the stream with this key (nrm__order_key) may use. */
-size_t nrm__pool_take_beside(struct nrm__pool *pool, struct nrm__pool_block *block,
-                             uint64_t key, struct nrm__cell *out, size_t n);
 void nrm__pool_put_more(struct nrm__pool *pool, const struct nrm__cell *cells,
                         size_t n);
 
@@ -435,6 +427,9 @@ nrm_status nrm__pool_enter_segment(struct nrm__pool *pool,
    upstream while more than `keep_nbytes` stay free. Returns bytes. */
 size_t nrm__pool_give_segments_back(struct nrm__pool *pool, size_t min_nbytes,
                                     size_t keep_nbytes);
+
+/* The same of all segments, for a trim: not while somebody has grown the pool in vain. */
+size_t nrm__pool_trim_segments(struct nrm__pool *pool, size_t keep_nbytes);
 
 /* While more than idle_nbytes are free: gives segments that were made for one large block
    and are free as a whole back. */

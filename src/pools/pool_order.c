@@ -190,32 +190,6 @@ take_usable(const struct search *search)
     return block;
 }
 
-size_t
-nrm__pool_take_beside(struct nrm__pool *pool, struct nrm__pool_block *block,
-                      uint64_t key, struct nrm__cell *out, size_t n)
-{
-    size_t n_taken = 0, nbytes = block->size;
-    const struct search search = {
-        .pool = pool,
-        .has_slot = key != 0,
-        .slot = nrm__order_tag_of_key(key),
-    };
-    nrm__lock_acquire(&pool->lock);
-    n = nrm__min(n, pool->free_nbytes / NRM__SPARE_FRACTION / nbytes);
-    while (n_taken < n) {
-        block = block->next;
-        if (block == NULL || nrm__pool_state_of(block) != NRM__POOL_FREE ||
-            block->size < nbytes || !is_usable(block, &search)) {
-            break;
-        }
-        block = nrm__pool_carve_locked(pool, block, nbytes);
-        nrm__pool_ordered(block)->then = NRM__ORDER_DONE;
-        out[n_taken++] = (struct nrm__cell){(void *)block->start, &block->live};
-    }
-    nrm__lock_release(&pool->lock);
-    return n_taken;
-}
-
 /* ---- with a wait of the stream ---- */
 
 /* Claimed blocks that are not handed out, with the tags that they had. */

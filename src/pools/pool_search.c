@@ -327,23 +327,39 @@ look_anywhere(struct search *search)
     return search->anywhere && look(search);
 }
 
-/* What it brings, others may take first, and then it tries again. */
+static void
+add_hungry(struct nrm__pool *pool, int n)
+{
+    nrm__lock_acquire(&pool->lock);
+    pool->n_hungry += (unsigned)n;
+    nrm__lock_release(&pool->lock);
+}
+
+/* What it brings, others may take first, and then it tries again; a trim only once. */
 static bool
 grow(struct search *search)
 {
-    for (int i = 0; i < GROW_TRIES; i++) {
+    bool found = false;
+    int n_tries = 0;
+    search->status = NRM_OK;
+    while (!found && search->status == NRM_OK && n_tries < GROW_TRIES) {
+        if (n_tries++ == 1) {
+            add_hungry(search->pool, 1);
+        }
         search->status = grow_once(search);
-        if (search->status != NRM_OK) {
-            search->said = *nrm_last_error();
-            return false;
-        }
-        if (look(search) || look_anywhere(search)) {
-            return true;
-        }
+        found = search->status == NRM_OK && (look(search) || look_anywhere(search));
     }
-    search->status = NRM_OUT_OF_MEMORY;
-    search->said = (nrm_error){.status = NRM_OUT_OF_MEMORY};
-    return false;
+    if (search->status != NRM_OK) {
+        search->said = *nrm_last_error();
+    }
+    else if (!found) {
+        search->status = NRM_OUT_OF_MEMORY;
+        search->said = (nrm_error){.status = NRM_OUT_OF_MEMORY};
+    }
+    if (n_tries > 1) {
+        add_hungry(search->pool, -1);
+    }
+    return found;
 }
 
 /* What threads keep, and chunks in which no cell is live, become free blocks. */

@@ -221,23 +221,38 @@ nrm__pool_drop_segment(struct nrm__pool *pool, struct nrm__segment *segment, boo
     return nbytes;
 }
 
-/* Gives segments that are free as a whole, and of more than `min_nbytes`, back to the
-   upstream while more than `keep_nbytes` stay free. */
-size_t
-nrm__pool_give_segments_back(struct nrm__pool *pool, size_t min_nbytes,
-                             size_t keep_nbytes)
+static size_t
+give_segments_back(struct nrm__pool *pool, size_t min_nbytes, size_t keep_nbytes,
+                   bool is_trim)
 {
     size_t nbytes = 0;
     for (;;) {
         nrm__lock_acquire(&pool->lock);
         struct nrm__segment *segment =
-            detach_segment_locked(pool, min_nbytes, keep_nbytes);
+            is_trim && pool->n_hungry != 0
+                ? NULL
+                : detach_segment_locked(pool, min_nbytes, keep_nbytes);
         nrm__lock_release(&pool->lock);
         if (segment == NULL) {
             return nbytes;
         }
         nbytes += nrm__pool_drop_segment(pool, segment, false);
     }
+}
+
+/* Gives segments that are free as a whole, and of more than `min_nbytes`, back to the
+   upstream while more than `keep_nbytes` stay free. */
+size_t
+nrm__pool_give_segments_back(struct nrm__pool *pool, size_t min_nbytes,
+                             size_t keep_nbytes)
+{
+    return give_segments_back(pool, min_nbytes, keep_nbytes, false);
+}
+
+size_t
+nrm__pool_trim_segments(struct nrm__pool *pool, size_t keep_nbytes)
+{
+    return give_segments_back(pool, 0, keep_nbytes, true);
 }
 
 void

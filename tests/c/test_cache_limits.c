@@ -1,5 +1,5 @@
-/* How much a thread keeps: a share of what it has live, one large block of ordinary memory,
-   and on streams a few blocks more of a size than were asked for. */
+/* How much a thread keeps: a share of what it has live, and one large block of ordinary
+   memory. */
 #include "pools/pool_internal.h"
 
 #include "device_pool.h"
@@ -72,34 +72,6 @@ TEST_EACH(a_thread_keeps_a_share_of_what_it_has_live, lives)
     }
     free(ptrs);
     nrm_stream_release(stream);
-    stop();
-}
-
-/* Out of the same free memory, for the same stream: no more of it than an eighth. */
-TEST(a_request_on_a_stream_brings_more_of_its_size)
-{
-    start(NRM__GIB);
-    nrm_stream *a = new_stream(), *b = new_stream();
-    give(take(SIZE, a), a); /* has a slot, and memory */
-    give(take(SIZE, b), b);
-    CHECK_OK(nrm_resource_trim(pool, KEPT, NULL));
-    void *all = take(KEPT - SIZE, NULL);
-    give(all, NULL);
-    void *first = take(NRM__MIB, a);
-    size_t kept = n_kept_bytes(pool);
-    CHECK(kept >= 2 * NRM__MIB);
-    CHECK_LE(kept, (size_t)reserved_nbytes(pool) / 8);
-    uint64_t calls = sim.call_count(NULL);
-    void *second = take(NRM__MIB, a);
-    CHECK_EQ(n_kept_bytes(pool), kept - NRM__MIB);
-    CHECK_EQ(sim.call_count(NULL), calls);
-    void *other = take(NRM__MIB, b);
-    CHECK(other != first && other != second);
-    give(first, a);
-    give(second, a);
-    give(other, b);
-    nrm_stream_release(a);
-    nrm_stream_release(b);
     stop();
 }
 
