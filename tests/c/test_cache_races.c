@@ -262,6 +262,30 @@ trim_in_loop(void *unused)
     }
 }
 
+/* The segment that it gets for a block is free, and a trim takes it, before the block does. */
+TEST(a_request_finds_memory_though_others_trim_all_the_time)
+{
+    enum { N_TRIMMERS = 4 };
+    struct worker workers[N_TRIMMERS];
+    begin();
+    atomic_store(&loops_stop, false);
+    atomic_store(&n_loops, 0);
+    for (int i = 0; i < N_TRIMMERS; i++) {
+        worker_start(&workers[i]);
+        worker_ask(&workers[i], trim_in_loop, NULL);
+    }
+    while (atomic_load(&n_loops) < 100) {
+        sched_yield();
+    }
+    for (int i = 0; i < 20000 / SLOW; i++) {
+        void *ptr = NULL;
+        REQUIRE_OK(nrm_resource_allocate(pool, 300000, 0, NULL, &ptr));
+        CHECK_OK(nrm_resource_deallocate(pool, ptr, 0, NULL));
+    }
+    end_loops(workers, N_TRIMMERS);
+    end();
+}
+
 /* The trim takes the chunk or the segment away, at any moment of the second free. */
 TEST_EACH(a_second_free_is_refused_while_a_trim_takes_the_memory_away, size_cases)
 {
