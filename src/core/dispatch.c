@@ -20,6 +20,7 @@
 #include "core/request.h"
 #include "core/short.h"
 #include "core/uses.h"
+#include "core/watch.h"
 #include "nrm/options.h"
 #include "os/memory.h"
 #include "os/numa.h"
@@ -110,7 +111,7 @@ static void
 prepare_short(nrm_resource *mr)
 {
     struct nrm__cache *cache;
-    if (mr->ops->front == NULL) {
+    if (mr->ops->front == NULL || (nrm__is_watched() && mr->kind != NRM_KIND_HOST)) {
         return;
     }
     struct nrm__slot *slot = nrm__cache_enter_slot(mr, &cache);
@@ -345,6 +346,9 @@ nrm__allocate_long(nrm_resource *mr, size_t nbytes, size_t alignment,
     if (status != NRM_OK) {
         return nrm__request_failed(status, mr, nbytes);
     }
+    if (nrm__is_watched()) {
+        nrm__watch_taken(&block, 0, nbytes, stream);
+    }
     if ((flags & NRM__REQUEST_ZEROED) && !(block.flags & NRM__BLOCK_IS_ZERO)) {
         zero(&block);
     }
@@ -364,6 +368,9 @@ nrm__deallocate_long(nrm_resource *mr, void *ptr, nrm_stream *stream)
     nrm_resource *owner = block.owner;
     nrm_status status = NRM_OK;
     if (nrm__block_map_claim(&block)) {
+        if (nrm__is_watched()) {
+            nrm__watch_given(&block, 0, block.nbytes);
+        }
         nrm__deallocate(mr, &block, stream);
     }
     else {

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "core/known_uses.h"
 #include "core/request.h"
+#include "core/watch.h"
 
 nrm_status
 nrm__reallocate_in_place(nrm_resource *mr, struct nrm__block *block,
@@ -52,6 +53,10 @@ move_by_copy(nrm_resource *mr, const struct nrm__block *old,
         }
         return status;
     }
+    if (nrm__is_watched()) {
+        nrm__watch_taken(&block, 0, request->nbytes, request->stream);
+        nrm__watch_given(&again, 0, again.nbytes);
+    }
     nrm__deallocate(mr, &again, request->stream);
     *out = block.ptr;
     return NRM_OK;
@@ -62,14 +67,21 @@ reallocate(nrm_resource *mr, struct nrm__block *block,
            const struct nrm__request *request, void **out)
 {
     void *ptr = block->ptr;
+    size_t old_nbytes = block->nbytes;
     if (!nrm__block_map_claim(block)) {
         return nrm__not_owned(mr, ptr, NULL);
+    }
+    if (nrm__is_watched() && request->nbytes < old_nbytes) {
+        nrm__watch_given(block, request->nbytes, old_nbytes - request->nbytes);
     }
     nrm_status status = NRM_NOT_SUPPORTED;
     if (nrm__is_aligned(ptr, request->alignment)) {
         status = nrm__reallocate_in_place(mr, block, request);
     }
     nrm__block_map_unclaim(block);
+    if (status == NRM_OK && nrm__is_watched() && request->nbytes > old_nbytes) {
+        nrm__watch_taken(block, old_nbytes, request->nbytes - old_nbytes, NULL);
+    }
     if (status == NRM_NOT_SUPPORTED) {
         return move_by_copy(mr, block, request, out);
     }

@@ -465,6 +465,15 @@ typedef struct nrm_CUgraphEdgeData nrm_CUgraphEdgeData; /* nobody here looks int
 
 /* clang-format on */
 
+/* What no real driver has: the simulator's checker, when it is on, answers to these two
+ * names in cuGetProcAddress and is then told which memory an allocator hands out and gets
+ * back. `stream`: a handle on the device, or NO_STREAM: to the host, which may write it. */
+#define NRM_CUDA_WATCH_NO_STREAM UINTPTR_MAX
+#define NRM_CUDA_WATCH_VERSION 12000
+typedef void nrm_cudasim_block_taken_fn(uintptr_t ptr, size_t nbytes, int device,
+                                        uintptr_t stream);
+typedef void nrm_cudasim_block_given_fn(uintptr_t ptr, size_t nbytes);
+
 /* nrm_<name>_fn: the type of the function, for instance nrm_cuMemAlloc_fn. */
 #define X(name, symbol, version, required, result, arguments)                          \
     typedef result nrm_##name##_fn arguments;

@@ -51,6 +51,7 @@ struct library {
 };
 
 static _Atomic(struct library *) current; /* NULL: nothing was looked for yet */
+_Atomic(const struct nrm__driver *) nrm__cuda_watcher;
 static atomic_bool exiting;
 
 static struct nrm__lock lock = NRM__LOCK_INIT(NRM__RANK_CUDA);
@@ -133,6 +134,24 @@ resolve_all(struct library *library, nrm_cuGetProcAddress_fn *get)
     }
 }
 
+/* Real drivers are not asked for what they do not have. */
+static void
+resolve_watch(struct nrm__driver *driver, nrm_cuGetProcAddress_fn *get)
+{
+    if (driver->simulated) {
+        *(void **)&driver->block_taken =
+            resolve(get, "nrm_cudasim_block_taken", NRM_CUDA_WATCH_VERSION);
+        *(void **)&driver->block_given =
+            resolve(get, "nrm_cudasim_block_given", NRM_CUDA_WATCH_VERSION);
+    }
+}
+
+static bool
+watches(const struct nrm__driver *driver)
+{
+    return driver->block_taken != NULL && driver->block_given != NULL;
+}
+
 /* Fills the record of an opened library. */
 static void
 examine(struct library *library, void *handle)
@@ -164,6 +183,7 @@ examine(struct library *library, void *handle)
         return;
     }
     resolve_all(library, get);
+    resolve_watch(&library->driver, get);
 }
 
 static size_t
@@ -223,6 +243,7 @@ publish(struct library *made, struct library *instead_of, unsigned number)
     struct library *library = loaded();
     if (library == instead_of && number == n_choices) {
         atomic_store_explicit(&current, made, memory_order_release);
+        atomic_store(&nrm__cuda_watcher, watches(&made->driver) ? &made->driver : NULL);
         library = made;
     }
     nrm__lock_release(&lock);
@@ -270,6 +291,7 @@ nrm__cuda_set_library(const char *path)
     snprintf(chosen, sizeof chosen, "%s", is_chosen ? path : "");
     n_choices++;
     atomic_store_explicit(&current, NULL, memory_order_release);
+    atomic_store(&nrm__cuda_watcher, NULL);
     nrm__lock_release(&lock);
     nrm__cuda_contexts_forget();
     nrm__cuda_capture_lift(-1);

@@ -38,7 +38,10 @@ struct nrm__driver {
 #define X(name, symbol, version, required, result, arguments) nrm_##name##_fn *name;
     NRM_CUDA_CORE_CALLS(X)
 #undef X
-    int version; /* 13000 for CUDA 13.0 */
+    nrm_cudasim_block_taken_fn
+        *block_taken; /* NULL: nobody wants to know, nor of ... */
+    nrm_cudasim_block_given_fn *block_given; /* ... what comes back */
+    int version;                             /* 13000 for CUDA 13.0 */
     bool simulated;
     int n_devices; /* visible, at most NRM__MAX_DEVICES; set by cuInit, like the next */
     nrm_CUdevice devices[NRM__MAX_DEVICES];        /* by ordinal */
@@ -64,6 +67,10 @@ const struct nrm__driver *nrm__cuda_driver(void);
 
 /* The table once it is loaded, before cuInit too, else NULL: never loads it. */
 const struct nrm__driver *nrm__cuda_loaded(void);
+
+/* The table of a simulated driver that checks how memory is used, while that is loaded;
+   mostly NULL. */
+extern _Atomic(const struct nrm__driver *) nrm__cuda_watcher;
 
 /* In a child that was forked after cuInit, whoever called it. */
 bool nrm__cuda_is_forked(void);

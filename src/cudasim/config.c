@@ -64,7 +64,9 @@ nrm_cudasim_default_config(struct nrm_cudasim_config *out)
     static const char devices[] = "NUMPY_RMM_SIMULATED_DEVICES";
     static const char memory[] = "NUMPY_RMM_SIMULATED_MEMORY";
     static const char driver[] = "NUMPY_RMM_SIMULATED_DRIVER";
+    static const char check[] = "NUMPY_RMM_SIMULATED_CHECK";
     const char *text;
+    int checks = 0;
     int result = NRM_CUDA_SUCCESS;
     *out = (struct nrm_cudasim_config){.size = sizeof *out,
                                        .devices = 1,
@@ -82,5 +84,10 @@ nrm_cudasim_default_config(struct nrm_cudasim_config *out)
     if (text != NULL && !parse_int(text, 1000, 99990, &out->driver)) {
         result = unreadable(driver, text);
     }
+    text = getenv(check);
+    if (text != NULL && !parse_int(text, 0, 1, &checks)) {
+        result = unreadable(check, text);
+    }
+    out->check = checks != 0 ? NRM_CUDASIM_CHECK_ALOUD : NRM_CUDASIM_CHECK_OFF;
     return result;
 }

@@ -3,7 +3,7 @@
  * A primary context is one object a device for ever: its handle stays the same over a
  * reset, its id does not. Between a reset and the next retain every call that uses it
  * answers CONTEXT_IS_DESTROYED. */
-#include "sim.h"
+#include "checker.h"
 
 #include <stdlib.h>
 
@@ -71,6 +71,7 @@ sim_context_stop(struct nrm_CUctx_st *context)
         sim_capture_leave(queue);
     }
     sim_engine_stop_work(context);
+    sim_checker_end_context(context);
     for (struct sim_queue *queue = context->queues; queue; queue = queue->next) {
         sim_queue_drop(queue);
     }
@@ -95,6 +96,7 @@ sim_context_end(struct nrm_CUctx_st *context)
         sim_queue_release(context->legacy);
         context->legacy = NULL;
     }
+    sim_checker_end_context(context);
     sim_memory_forget(context);
     sim.devices[context->ordinal].sticky = NRM_CUDA_SUCCESS;
 }

@@ -1,6 +1,6 @@
 /* The simulator as a whole: its state, its beginning, its reset, its fork, and the
  * controls that look into it. */
-#include "sim.h"
+#include "checker.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -138,6 +138,7 @@ nrm_cudasim_reset(const struct nrm_cudasim_config *config)
     }
     sim_handles_each(&sim_graphs, destroy_graph, NULL);
     sim_handles_each(&sim_execs, destroy_exec, NULL);
+    sim_checker_reset();
     sim.initialized = false;
     sim.n_visible = 0;
     sim.page_locked_nbytes = 0;

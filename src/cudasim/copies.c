@@ -8,7 +8,7 @@
  * A copy must stay inside the memory that it starts in: one that begins in a
  * registration and runs out of it fails, one that begins in pageable memory and runs
  * into one works. */
-#include "sim.h"
+#include "checker.h"
 
 #include <stdlib.h>
 
@@ -53,6 +53,7 @@ stage(struct sim_op *op)
     if (op->staged == NULL) {
         return NRM_CUDA_ERROR_OUT_OF_MEMORY;
     }
+    sim_checker_stage(op);
     sim_unlock(); /* the driver's lock stays: nothing that the copy uses can go away */
     bool complete = true;
     for (size_t row = 0; row < copy->height; row++) {

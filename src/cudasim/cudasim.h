@@ -25,10 +25,17 @@ struct nrm_cudasim_config {
     uint64_t memory_nbytes; /* of each device */
     uint64_t page_locked_nbytes; /* that can be page-locked in all; 0: no limit */
     uint64_t seed;               /* not 0: ready work is chosen at random, repeatably */
+    int check; /* an enum nrm_cudasim_check: whether races are looked for */
 };
 
-/* Fills `out` with what the environment says (NUMPY_RMM_SIMULATED_DEVICES, _MEMORY and
- * _DRIVER), or with one device of 8 GiB under a driver 13.0. What the library starts
+enum nrm_cudasim_check {
+    NRM_CUDASIM_CHECK_OFF,
+    NRM_CUDASIM_CHECK_ON,
+    NRM_CUDASIM_CHECK_ALOUD, /* and written to stderr as they are found */
+};
+
+/* Fills `out` with what the environment says (NUMPY_RMM_SIMULATED_DEVICES, _MEMORY,
+ * _DRIVER and _CHECK), or with one device of 8 GiB under a driver 13.0. What the library starts
  * with. A variable that cannot be read is an error: its name and value are in
  * fault_text. */
 NRM_CUDASIM_API int nrm_cudasim_default_config(struct nrm_cudasim_config *out);
@@ -76,6 +83,22 @@ NRM_CUDASIM_API void nrm_cudasim_log_clear(void);
  * never does. Returns the number since the reset; the first ones have texts. */
 NRM_CUDASIM_API uint64_t nrm_cudasim_fault_count(void);
 NRM_CUDASIM_API int nrm_cudasim_fault_text(uint64_t index, char *text, size_t nbytes);
+
+/* Races: reuse of memory, or access to it by the host, that nothing puts in order with what
+ * the GPU does there. Returns the number since the reset; the first ones have texts. */
+#define NRM_CUDASIM_RACE_NBYTES 640
+NRM_CUDASIM_API uint64_t nrm_cudasim_race_count(void);
+NRM_CUDASIM_API int nrm_cudasim_race_text(uint64_t index, char *text, size_t nbytes);
+
+/* The program reads or writes memory at this moment, which nobody sees by itself; in a host
+ * function too. NOT_SUPPORTED: races are not looked for. */
+NRM_CUDASIM_API int nrm_cudasim_host_access(const void *ptr, size_t nbytes, int writes);
+
+/* What an allocator says: it hands out a block, to the host or in the order of a stream of
+ * the device, or has got one back. See NRM_CUDA_WATCH_NO_STREAM. */
+NRM_CUDASIM_API void nrm_cudasim_block_taken(uintptr_t ptr, size_t nbytes, int device,
+                                             uintptr_t stream);
+NRM_CUDASIM_API void nrm_cudasim_block_given(uintptr_t ptr, size_t nbytes);
 
 enum nrm_cudasim_what {
     NRM_CUDASIM_REGISTRATIONS,

@@ -9,7 +9,7 @@
  *
  * In manual mode there is no engine thread: work runs in nrm_cudasim_step, and whoever
  * waits in a call of the driver does what it waits for himself. */
-#include "sim.h"
+#include "checker.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -203,9 +203,15 @@ host_thread_main(void *arg)
         engine.host_op_taken = true;
         struct nrm_CUctx_st *context = op->queue->context;
         context->n_executing++;
+        if (thread != NULL) {
+            thread->running = op;
+        }
         sim_unlock();
         op->function(op->user_data);
         sim_lock();
+        if (thread != NULL) {
+            thread->running = NULL;
+        }
         context->n_executing--;
         engine.host_op = NULL;
         finish_locked(op->queue);
@@ -295,6 +301,16 @@ sim_queue_step(struct sim_queue *queue)
     return ready;
 }
 
+bool
+sim_marker_ask(const struct sim_marker *marker)
+{
+    bool passed = sim_marker_is_passed(marker);
+    if (passed && marker != NULL) {
+        sim_checker_host_follows(marker->clock);
+    }
+    return passed;
+}
+
 nrm_CUresult
 sim_marker_wait(struct sim_marker *marker)
 {
@@ -311,6 +327,7 @@ sim_marker_wait(struct sim_marker *marker)
             wait_locked(&sim.progress, sim.config.manual && polls);
         }
     }
+    sim_checker_host_follows(marker->clock);
     sim_marker_release(marker);
     return NRM_CUDA_SUCCESS;
 }

@@ -1,5 +1,5 @@
 /* Events: each holds the marker of its latest record, and belongs to one context. */
-#include "sim.h"
+#include "checker.h"
 
 struct sim_handles sim_events = {.object_nbytes = sizeof(struct nrm_CUevent_st)};
 
@@ -129,7 +129,7 @@ cuEventQuery(nrm_CUevent event)
     if (result == NRM_CUDA_SUCCESS && event->capture != NULL) {
         result = NRM_CUDA_ERROR_CAPTURED_EVENT;
     }
-    if (result == NRM_CUDA_SUCCESS && !sim_marker_is_passed(event->marker)) {
+    if (result == NRM_CUDA_SUCCESS && !sim_marker_ask(event->marker)) {
         result = NRM_CUDA_ERROR_NOT_READY;
     }
     return sim_call_end(&call, result);
@@ -154,8 +154,12 @@ static nrm_CUresult
 submit_wait(struct sim_call *call, struct sim_queue *queue, nrm_CUevent event)
 {
     nrm_CUresult result = sim_capture_check_submit(queue);
-    if (result != NRM_CUDA_SUCCESS || sim_marker_is_passed(event->marker)) {
+    if (result != NRM_CUDA_SUCCESS || event->marker == NULL) {
         return result;
+    }
+    sim_checker_queue_follows(queue, event->marker->clock);
+    if (sim_marker_is_passed(event->marker)) {
+        return NRM_CUDA_SUCCESS;
     }
     struct sim_op *op = sim_op_create(SIM_OP_WAIT_MARKER, call->id);
     if (op == NULL) {

@@ -9,7 +9,7 @@
  * by each launch of them until its work is done. When the last one goes, the destructor is
  * called: by the call that let go of it, or the thread that did the work, as a host function
  * is. The real driver calls it in a thread of its own, and later. */
-#include "sim.h"
+#include "checker.h"
 
 #include <stdlib.h>
 
@@ -20,6 +20,7 @@ struct sim_handles sim_user_objects = {.object_nbytes =
 
 struct sim_objects {
     unsigned int refs;
+    struct sim_clock *clock; /* checker: of the launches so far */
     size_t n;
     struct nrm_CUuserObject_st **items; /* one reference each; may repeat */
 };
@@ -53,6 +54,8 @@ sim_objects_run_destructors_locked(void)
         sim_handle_destroy(&sim_user_objects, doomed);
         doomed = gone.next;
         bool outer = thread->in_host_function;
+        sim_checker_host_follows(gone.clock);
+        sim_clock_release(gone.clock);
         thread->in_host_function = true;
         sim_unlock();
         gone.destroy(gone.data);
@@ -76,10 +79,20 @@ sim_objects_release(struct sim_objects *objects)
         return;
     }
     for (size_t i = 0; i < objects->n; i++) {
+        sim_clock_join(&objects->items[i]->clock, objects->clock);
         object_release(objects->items[i], 1);
     }
+    sim_clock_release(objects->clock);
     free(objects->items);
     free(objects);
+}
+
+void
+sim_objects_note(struct sim_objects *objects, struct sim_clock *clock)
+{
+    if (objects != NULL) {
+        sim_clock_join(&objects->clock, clock);
+    }
 }
 
 /* A copy that one graph holds alone, with room for `n_more`. NULL: out of memory. */

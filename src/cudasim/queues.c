@@ -7,7 +7,7 @@
  * included.
  *
  * Everything here is called with the state lock held. */
-#include "sim.h"
+#include "checker.h"
 
 #include <stdlib.h>
 
@@ -23,6 +23,7 @@ sim_queue_create(struct nrm_CUctx_st *context)
     queue->context = context;
     queue->refs = 2; /* the context's and the caller's */
     queue->id = ++sim.next_id;
+    sim_checker_begin_queue(queue);
     queue->next = context->queues;
     context->queues = queue;
     return queue;
@@ -38,6 +39,7 @@ void
 sim_queue_release(struct sim_queue *queue)
 {
     if (--queue->refs == 0) {
+        sim_clock_release(queue->clock);
         free(queue);
     }
 }
@@ -51,6 +53,7 @@ leave_context(struct sim_queue *queue)
         link = &(*link)->next;
     }
     *link = queue->next;
+    sim_checker_end_queue(queue);
     queue->context = NULL;
 }
 
@@ -127,7 +130,9 @@ void
 sim_op_destroy(struct sim_op *op)
 {
     sim_marker_release(op->marker);
+    sim_objects_note(op->objects, op->clock);
     sim_objects_release(op->objects);
+    sim_clock_release(op->clock);
     free(op->staged);
     free(op);
 }
@@ -141,6 +146,7 @@ sim_submit(struct sim_queue *queue, struct sim_op *op)
         return result;
     }
     if (queue->capture != NULL) {
+        sim_checker_capture(op);
         sim_capture_add(queue, op);
         return NRM_CUDA_SUCCESS;
     }
@@ -154,6 +160,7 @@ sim_submit(struct sim_queue *queue, struct sim_op *op)
     }
     queue->last = op;
     queue->n_submitted++;
+    sim_checker_submit(queue, op);
     sim_engine_wake();
     return NRM_CUDA_SUCCESS;
 }
@@ -202,6 +209,7 @@ sim_marker_of_queue(struct sim_queue *queue)
             marker_add(marker, other, other->n_submitted);
         }
     }
+    sim_checker_await_queue(&marker->clock, queue);
     return marker;
 }
 
@@ -213,6 +221,7 @@ sim_marker_of_context(struct nrm_CUctx_st *context)
         for (struct sim_queue *queue = context->queues; queue; queue = queue->next) {
             marker_add(marker, queue, queue->n_submitted);
         }
+        sim_checker_await_context(&marker->clock, context);
     }
     return marker;
 }
@@ -253,6 +262,7 @@ sim_marker_of_memory(const struct sim_range *range)
             marker_add(marker, queue, last);
         }
     }
+    sim_checker_await_memory(&marker->clock, range);
     return marker;
 }
 
@@ -271,6 +281,7 @@ sim_marker_release(struct sim_marker *marker)
     for (size_t i = 0; i < marker->n_points; i++) {
         sim_queue_release(marker->points[i].queue);
     }
+    sim_clock_release(marker->clock);
     free(marker);
 }
 

@@ -1,6 +1,6 @@
 /* All memory that the driver knows, in order of address: ranges that never overlap. A
  * sorted array is enough, since a program has thousands of them and not millions. */
-#include "sim.h"
+#include "checker.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -74,6 +74,7 @@ void
 sim_range_remove(struct sim_range *range)
 {
     size_t index = sim_range_index(range->start);
+    sim_checker_forget(range->start, range->nbytes);
     table.n_items--;
     memmove(table.items + index, table.items + index + 1,
             (table.n_items - index) * sizeof *table.items);

@@ -126,6 +126,8 @@ void sim_transfer_fork_child(void);
 
 /* ---- contexts and threads (contexts.c, threads.c) -------------------------------- */
 
+struct sim_clock; /* checker.h */
+struct sim_op;
 struct sim_queue;
 
 /* A device's primary context. Its address is its handle and outlives every reset. */
@@ -136,7 +138,9 @@ struct nrm_CUctx_st {
     unsigned long long id;    /* of this life */
     struct sim_queue *queues; /* all with work or a handle, the legacy one among them */
     struct sim_queue *legacy;
-    int n_executing; /* operations that run at this moment */
+    int n_executing;         /* operations that run at this moment */
+    struct sim_clock *ended; /* checker: what queues did that have left, and ... */
+    struct sim_clock *ended_blocking; /* ... the blocking ones among them */
 };
 
 struct sim_device {
@@ -157,6 +161,7 @@ struct sim_thread {
     int depth;
     nrm_CUstreamCaptureMode capture_mode;
     bool in_host_function;
+    const struct sim_op *running; /* whose host function this thread is in, or NULL */
     struct sim_queue *queues[SIM_MAX_DEVICES]; /* its per-thread streams */
 };
 
@@ -216,6 +221,10 @@ struct sim_op {
     nrm_CUhostFn function;     /* HOST_FUNCTION */
     void *user_data;
     struct sim_objects *objects; /* END_LAUNCH, retained */
+    bool is_captured;            /* it was, also in its launches */
+    struct sim_clock *clock;     /* checker: what comes before it, itself included */
+    uint64_t n_doing;            /* of its queue */
+    uint64_t newest_taken;       /* captured: the latest handing out of its memory */
 };
 
 struct sim_queue {
@@ -234,11 +243,15 @@ struct sim_queue {
     struct sim_capture *capture; /* that it is part of, or NULL */
     bool unjoined;     /* forked into the capture, and its origin does not await it */
     size_t n_captured; /* operations of this queue in the capture */
+    uint32_t actor;    /* checker: its number in clocks */
+    uint64_t n_doings; /* operations it has been given */
+    struct sim_clock *clock; /* what its next operation comes after */
 };
 
 /* A point in some queues: passed when each has done as much as had been submitted. */
 struct sim_marker {
     unsigned int refs;
+    struct sim_clock *clock; /* checker: what has been done when it is passed */
     size_t n_points;
     struct {
         struct sim_queue *queue; /* retained */
@@ -263,6 +276,7 @@ struct sim_marker *sim_marker_of_memory(const struct sim_range *range);
 void sim_marker_retain(struct sim_marker *marker);
 void sim_marker_release(struct sim_marker *marker);         /* NULL is fine */
 bool sim_marker_is_passed(const struct sim_marker *marker); /* true for NULL */
+bool sim_marker_ask(const struct sim_marker *marker); /* the same, for the program */
 
 /* Steals the operation. Runs it later, or makes it part of the queue's capture. */
 nrm_CUresult sim_submit(struct sim_queue *queue, struct sim_op *op);
@@ -314,6 +328,7 @@ struct nrm_CUuserObject_st {
     uint64_t refs; /* of the user, of graphs and of executables */
     nrm_CUhostFn destroy;
     void *data;
+    struct sim_clock *clock;          /* checker: of the launches that held it */
     struct nrm_CUuserObject_st *next; /* doomed: the destructor is to be called */
 };
 
@@ -345,6 +360,7 @@ void sim_ops_append(struct sim_ops *ops, struct sim_op *op); /* steals */
 /* User objects that somebody holds together: a graph, an executable, its launches. */
 void sim_objects_retain(struct sim_objects *objects); /* NULL is fine for both */
 void sim_objects_release(struct sim_objects *objects);
+void sim_objects_note(struct sim_objects *objects, struct sim_clock *clock);
 /* Whether destructors are due; calls them, with the state lock let go meanwhile. */
 bool sim_objects_are_due(void);
 void sim_objects_run_destructors_locked(void);

@@ -1,6 +1,6 @@
 /* Streams: handles of queues. A destroyed stream's queue finishes its work without one,
  * and its handle is the next to be given out. */
-#include "sim.h"
+#include "checker.h"
 
 struct sim_handles sim_streams = {.object_nbytes = sizeof(struct nrm_CUstream_st)};
 
@@ -106,9 +106,9 @@ cuStreamQuery(nrm_CUstream stream)
     nrm_CUresult result = find_quiet(&call, stream, &queue);
     if (result == NRM_CUDA_SUCCESS) {
         struct sim_marker *marker = sim_marker_of_queue(queue);
-        result = marker == NULL                 ? NRM_CUDA_ERROR_OUT_OF_MEMORY
-                 : sim_marker_is_passed(marker) ? NRM_CUDA_SUCCESS
-                                                : NRM_CUDA_ERROR_NOT_READY;
+        result = marker == NULL           ? NRM_CUDA_ERROR_OUT_OF_MEMORY
+                 : sim_marker_ask(marker) ? NRM_CUDA_SUCCESS
+                                          : NRM_CUDA_ERROR_NOT_READY;
         sim_marker_release(marker);
     }
     return sim_call_end(&call, result);

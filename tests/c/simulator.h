@@ -42,6 +42,11 @@ static struct {
     __typeof__(nrm_cudasim_outstanding) *outstanding;
     __typeof__(nrm_cudasim_log_read) *log_read;
     __typeof__(nrm_cudasim_log_clear) *log_clear;
+    __typeof__(nrm_cudasim_race_count) *race_count;
+    __typeof__(nrm_cudasim_race_text) *race_text;
+    __typeof__(nrm_cudasim_host_access) *host_access;
+    __typeof__(nrm_cudasim_block_taken) *block_taken;
+    __typeof__(nrm_cudasim_block_given) *block_given;
 } sim;
 
 static struct {
@@ -72,6 +77,11 @@ simulator__load(void)
     CONTROL(outstanding);
     CONTROL(log_read);
     CONTROL(log_clear);
+    CONTROL(race_count);
+    CONTROL(race_text);
+    CONTROL(host_access);
+    CONTROL(block_taken);
+    CONTROL(block_given);
 #undef CONTROL
 #define X(name, symbol, version, required, result, arguments)                          \
     *(void **)&cuda.name = dlsym(library, #symbol);
@@ -124,6 +134,26 @@ simulator_check_faults(void)
         NOTE("fault: %s", text);
     }
     CHECK_EQ(sim.fault_count(), 0u);
+}
+
+/* A machine that looks for races. */
+static inline struct nrm_cudasim_config
+simulator_checked(void)
+{
+    struct nrm_cudasim_config config = simulator_config();
+    config.check = NRM_CUDASIM_CHECK_ON;
+    return config;
+}
+
+static inline uint64_t
+simulator_tell_races(void)
+{
+    char text[NRM_CUDASIM_RACE_NBYTES];
+    uint64_t n = sim.race_count();
+    for (uint64_t i = 0; i < n && sim.race_text(i, text, sizeof text) == 0; i++) {
+        NOTE("race: %s", text);
+    }
+    return n;
 }
 
 /* Runs a test's part in a child; its checks are ours. 0: all held. */
