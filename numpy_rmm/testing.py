@@ -3,7 +3,8 @@
 `simulate_cuda` puts a driver in host memory in the place of the real one, with streams
 that run asynchronously, memory that ends and calls that fail when told to. `Driver`
 calls either of the two directly. `assert_no_leaks` compares what is allocated before
-and after.
+and after; `assert_no_races` looks for memory that is used again, or touched by the
+program, while the GPU may still use it.
 
 Nothing here is imported by ``import numpy_rmm``.
 """
@@ -20,8 +21,17 @@ from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint64, c_void_p
 from pathlib import Path
 
 from numpy_rmm._driver import CALLS, Driver, handle_of
+from numpy_rmm._races import assert_no_races, host_read, host_write
 
-__all__ = ["Driver", "SimulatedCuda", "assert_no_leaks", "simulate_cuda"]
+__all__ = [
+    "Driver",
+    "SimulatedCuda",
+    "assert_no_leaks",
+    "assert_no_races",
+    "host_read",
+    "host_write",
+    "simulate_cuda",
+]
 
 _MAX_DEVICES = 16
 
@@ -63,6 +73,7 @@ class _Config(ctypes.Structure):
         ("memory_nbytes", c_uint64),
         ("page_locked_nbytes", c_uint64),
         ("seed", c_uint64),
+        ("check", c_int),
     ]
 
 
@@ -159,12 +170,27 @@ def _controls():
     library.nrm_cudasim_log_clear.restype = None
     library.nrm_cudasim_fault_count.restype = c_uint64
     library.nrm_cudasim_fault_text.argtypes = [c_uint64, c_char_p, c_size_t]
+    library.nrm_cudasim_race_count.restype = c_uint64
+    library.nrm_cudasim_race_text.argtypes = [c_uint64, c_char_p, c_size_t]
+    library.nrm_cudasim_host_access.argtypes = [c_void_p, c_size_t, c_int]
     library.nrm_cudasim_outstanding.argtypes = [
         c_int,
         POINTER(c_uint64),
         POINTER(c_uint64),
     ]
     return library
+
+
+def _texts(count, read):
+    """What a control tells one by one; it keeps the first ones only."""
+    texts = []
+    text = ctypes.create_string_buffer(1024)
+    for index in range(count):
+        if read(index, text, len(text)) != 0:
+            texts.append(f"{count - index} more")
+            break
+        texts.append(text.value.decode())
+    return texts
 
 
 _active: list[SimulatedCuda] = []  # the machines of nested uses, the innermost last
@@ -336,15 +362,18 @@ class SimulatedCuda:
 
         For instance a copy from memory that was unmapped while it was registered.
         """
-        texts = []
-        text = ctypes.create_string_buffer(256)
-        count = _controls().nrm_cudasim_fault_count()
-        for index in range(count):
-            if _controls().nrm_cudasim_fault_text(index, text, len(text)) != 0:
-                texts.append(f"{count - index} more")
-                break
-            texts.append(text.value.decode())
-        return texts
+        controls = _controls()
+        return _texts(
+            controls.nrm_cudasim_fault_count(), controls.nrm_cudasim_fault_text
+        )
+
+    def races(self):
+        """Uses of memory that nothing puts in order, as texts that name both sides.
+
+        Always empty without ``check=True``. See `assert_no_races`.
+        """
+        controls = _controls()
+        return _texts(controls.nrm_cudasim_race_count(), controls.nrm_cudasim_race_text)
 
     def outstanding(self):
         """What the driver holds for the program: ``{what: (count, bytes)}``."""
@@ -366,6 +395,7 @@ def simulate_cuda(
     init_error=0,
     manual=False,
     seed=0,
+    check=False,
     **attributes,
 ):
     """Use a simulated CUDA driver from now on.
@@ -391,6 +421,10 @@ def simulate_cuda(
         Run work only in `SimulatedCuda.step`, and where a call waits for it.
     seed : int
         If not 0, what runs next among ready work is random, the same for the same seed.
+    check : bool
+        Look for memory that is handed out again, or touched by the program, while
+        nothing says that the GPU is done with it: `SimulatedCuda.races`,
+        `assert_no_races`. Slower.
     **attributes : int
         Attributes of all devices, as ``pageable_memory_access=1``.
 
@@ -425,6 +459,7 @@ def simulate_cuda(
         if page_locked is None
         else _nbytes("page_locked", page_locked),
         seed=_integer("seed", seed, 0, 2**64 - 1),
+        check=bool(check),
     )
     numbers = {
         _attribute(name): _integer(name, value, -(2**31), 2**31 - 1)

@@ -2,9 +2,20 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, ParamSpec, Self, SupportsIndex, TypeVar
 
+import numpy as np
+from typing_extensions import Buffer
+
 from numpy_rmm._driver import Driver
 
-__all__ = ["Driver", "SimulatedCuda", "assert_no_leaks", "simulate_cuda"]
+__all__ = [
+    "Driver",
+    "SimulatedCuda",
+    "assert_no_leaks",
+    "assert_no_races",
+    "host_read",
+    "host_write",
+    "simulate_cuda",
+]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -37,6 +48,7 @@ class SimulatedCuda:
     def log(self) -> list[str]: ...
     def clear_log(self) -> None: ...
     def faults(self) -> list[str]: ...
+    def races(self) -> list[str]: ...
     def outstanding(self) -> dict[str, tuple[int, int]]: ...
 
 def simulate_cuda(
@@ -48,6 +60,10 @@ def simulate_cuda(
     init_error: str | int = 0,
     manual: bool = False,
     seed: SupportsIndex = 0,
+    check: bool = False,
     **attributes: SupportsIndex,
 ) -> SimulatedCuda: ...
 def assert_no_leaks() -> AbstractContextManager[None]: ...
+def assert_no_races() -> AbstractContextManager[None]: ...
+def host_read(array: np.ndarray[Any, Any] | Buffer) -> None: ...
+def host_write(array: np.ndarray[Any, Any] | Buffer) -> None: ...

@@ -349,6 +349,15 @@ sim_checker_reset(void)
 /* ---- controls -------------------------------------------------------------------- */
 
 int
+nrm_cudasim_checks(void)
+{
+    sim_lock();
+    int checks = sim.config.check != NRM_CUDASIM_CHECK_OFF;
+    sim_unlock();
+    return checks;
+}
+
+int
 nrm_cudasim_host_access(const void *ptr, size_t nbytes, int writes)
 {
     int result = NRM_CUDA_ERROR_NOT_SUPPORTED;

@@ -87,6 +87,7 @@ NRM_CUDASIM_API int nrm_cudasim_fault_text(uint64_t index, char *text, size_t nb
 /* Races: reuse of memory, or access to it by the host, that nothing puts in order with what
  * the GPU does there. Returns the number since the reset; the first ones have texts. */
 #define NRM_CUDASIM_RACE_NBYTES 640
+NRM_CUDASIM_API int nrm_cudasim_checks(void); /* whether they are looked for */
 NRM_CUDASIM_API uint64_t nrm_cudasim_race_count(void);
 NRM_CUDASIM_API int nrm_cudasim_race_text(uint64_t index, char *text, size_t nbytes);
 
