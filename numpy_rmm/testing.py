@@ -417,8 +417,10 @@ def simulate_cuda(
         How many bytes of host memory can be page-locked.
     init_error : str or int
         The error that ``cuInit`` answers, as ``"SYSTEM_DRIVER_MISMATCH"``.
-    manual : bool
-        Run work only in `SimulatedCuda.step`, and where a call waits for it.
+    manual : bool or "calls"
+        Run work only in `SimulatedCuda.step`, and where a call waits for it; with
+        ``"calls"`` also at the beginning of calls, chosen by `seed`: a program of one
+        thread then meets the same order each time.
     seed : int
         If not 0, what runs next among ready work is random, the same for the same seed.
     check : bool
@@ -453,7 +455,7 @@ def simulate_cuda(
         size=ctypes.sizeof(_Config),
         devices=_integer("devices", devices, 0, _MAX_DEVICES),
         driver=_integer("driver", driver, 1000, 99990),
-        manual=bool(manual),
+        manual=2 if manual == "calls" else bool(manual),
         memory_nbytes=_nbytes("memory", memory),
         page_locked_nbytes=0
         if page_locked is None

@@ -1,6 +1,6 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, ParamSpec, Self, SupportsIndex, TypeVar
+from typing import Any, Literal, ParamSpec, Self, SupportsIndex, TypeVar
 
 import numpy as np
 from typing_extensions import Buffer
@@ -58,7 +58,7 @@ def simulate_cuda(
     *,
     page_locked: str | SupportsIndex | None = None,
     init_error: str | int = 0,
-    manual: bool = False,
+    manual: bool | Literal["calls"] = False,
     seed: SupportsIndex = 0,
     check: bool = False,
     **attributes: SupportsIndex,

@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "base/fence.h"
 #include "base/lock.h"
+#include "base/planted.h"
 #include "core/background.h"
 #include "core/capture.h"
 #include "core/nodes.h"
@@ -269,9 +270,37 @@ holds(const struct nrm__use *use, unsigned flags)
            !nrm__order_is_done(use->tag);
 }
 
+#ifdef NRM_PLANTED_FAULTS
+
+_Thread_local bool nrm__planted_is_done;
+
+/* Whether the block has had known uses, and all of them are done. */
+static bool
+had_uses(uintptr_t start)
+{
+    struct nrm__use uses[8];
+    struct stripe *stripe = stripe_of(start);
+    unsigned n = 0;
+    stripe_acquire(stripe);
+    for (struct nrm__use *use = *head_of(stripe, start); use != NULL; use = use->next) {
+        n += use->start == start;
+    }
+    stripe_release(stripe);
+    for (size_t i = nrm__known_uses_list(start, uses, 8); i > 0; i--) {
+        nrm__use_poll(uses[i - 1].tag);
+    }
+    return n != 0 && nrm__known_uses_count((const void *)start) == 0;
+}
+
+#endif
+
 struct nrm__use *
 nrm__known_uses_take(const struct nrm__block *block)
 {
+#ifdef NRM_PLANTED_FAULTS
+    nrm__planted_is_done = NRM_PLANTED(KNOWN_USE_SHORTENS) &&
+                           had_uses((uintptr_t)block->ptr);
+#endif
     uintptr_t start = (uintptr_t)block->ptr;
     struct nrm__use *taken = NULL;
     if (!atomic_load_explicit(&nrm__known_uses_any, memory_order_relaxed)) {

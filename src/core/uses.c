@@ -19,6 +19,7 @@
 #include "base/bits.h"
 #include "base/error.h"
 #include "base/lock.h"
+#include "base/planted.h"
 #include "core/background.h"
 #include "core/hooks.h"
 #include "cuda/event.h"
@@ -66,6 +67,11 @@ static struct {
 uint64_t
 nrm__epoch_stamp(void)
 {
+#ifdef NRM_PLANTED_FAULTS
+    if (NRM_PLANTED(KNOWN_USE_SHORTENS) && nrm__planted_is_done) {
+        return 0;
+    }
+#endif
     /* The program's submissions come before the read: where submitting and recording do
        not meet in a lock of the driver, only this fence says so. */
     atomic_thread_fence(memory_order_seq_cst);
@@ -172,7 +178,8 @@ record_all(struct slot *slot)
     int n_devices = nrm__cuda_active_devices(devices);
     for (int i = 0; i < n_devices; i++) {
         struct nrm__cuda_event event;
-        switch (nrm__cuda_record(devices[i], &event)) {
+        int device = NRM_PLANTED(EVENT_OF_WRONG_DEVICE) ? devices[0] : devices[i];
+        switch (nrm__cuda_record(device, &event)) {
         case NRM__RECORDED:
             atomic_fetch_add_explicit(&n_records, 1, memory_order_relaxed);
             if (event.handle != NULL) {
@@ -206,7 +213,8 @@ nrm__epoch_close(void)
         return false;
     }
     void *token = nrm__detach();
-    uint64_t number = atomic_fetch_add(&open_number, 1);
+    bool publishes_late = NRM_PLANTED(RECORD_BEFORE_PUBLISH);
+    uint64_t number = atomic_fetch_add(&open_number, publishes_late ? 0 : 1);
     slot->number = number;
     slot->n_events = 0;
     uint64_t n_all = atomic_load_explicit(&n_stamps, memory_order_relaxed);
@@ -214,6 +222,9 @@ nrm__epoch_close(void)
     slot->n_blocks = n_all > n_before ? n_all - n_before : 0;
     /* Without a driver in this process nothing of the pools' can be in use. */
     bool recorded = nrm__cuda_driver() == NULL || record_all(slot);
+    if (publishes_late) {
+        atomic_fetch_add(&open_number, 1);
+    }
     if (recorded) {
         atomic_fetch_add_explicit(&n_closed, 1, memory_order_relaxed);
         raise_to(&recorded_number, number);

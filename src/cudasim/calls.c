@@ -153,6 +153,7 @@ sim_call_begin(struct sim_call *call)
         call->result = NRM_CUDA_ERROR_NOT_INITIALIZED;
         return false; /* and touches no lock, which a lost thread may hold */
     }
+    (void)sim_choose(NRM_CUDASIM_CALL_BEGINS, call->id);
     call->result = sim_trace_count(call->id);
     if (call->result != NRM_CUDA_SUCCESS) {
         sim_trace_log(call, call->result);
@@ -171,6 +172,9 @@ sim_call_begin(struct sim_call *call)
     }
     sim_lock();
     call->result = check_version(call->id);
+    if (call->result == NRM_CUDA_SUCCESS && sim.config.manual == NRM_CUDASIM_IN_CALLS) {
+        sim_engine_run_some_locked();
+    }
     if (call->result == NRM_CUDA_SUCCESS) {
         call->result = check_state_locked(call);
     }
@@ -196,5 +200,6 @@ sim_call_end(struct sim_call *call, nrm_CUresult result)
     }
     sim_trace_log(call, result);
     call->result = result;
+    (void)sim_choose(NRM_CUDASIM_CALL_ENDS, call->id);
     return result;
 }

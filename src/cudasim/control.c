@@ -75,7 +75,8 @@ is_valid(const struct nrm_cudasim_config *config)
 {
     return config->size == sizeof *config && config->devices >= 0 &&
            config->devices <= SIM_MAX_DEVICES && config->driver >= 1000 &&
-           config->memory_nbytes > 0;
+           config->manual >= NRM_CUDASIM_BY_ITSELF &&
+           config->manual <= NRM_CUDASIM_IN_CALLS && config->memory_nbytes > 0;
 }
 
 static void
@@ -152,6 +153,36 @@ nrm_cudasim_reset(const struct nrm_cudasim_config *config)
     sim_objects_run_destructors_locked();
     sim_unlock();
     return NRM_CUDA_SUCCESS;
+}
+
+/* ---- exploring ------------------------------------------------------------------- */
+
+static struct {
+    nrm_cudasim_choose_fn *choose;
+    void *arg;
+} explorer; /* set while no call is being made */
+
+void
+nrm_cudasim_set_chooser(nrm_cudasim_choose_fn *choose, void *arg)
+{
+    sim_lock();
+    explorer.choose = choose;
+    explorer.arg = arg;
+    sim_unlock();
+}
+
+bool
+sim_is_explored(void)
+{
+    return explorer.choose != NULL;
+}
+
+int
+sim_choose(enum nrm_cudasim_moment moment, enum sim_call_id call)
+{
+    return explorer.choose == NULL
+               ? 0
+               : explorer.choose(explorer.arg, (int)moment, sim_call_name(call));
 }
 
 /* ---- devices --------------------------------------------------------------------- */

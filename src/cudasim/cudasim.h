@@ -21,11 +21,18 @@ struct nrm_cudasim_config {
     int devices;            /* 0 to 16 */
     int driver;             /* what cuDriverGetVersion answers, 13000 for 13.0 */
     int init_result;        /* what cuInit answers if it is not 0 */
-    int manual;             /* 1: work runs only in nrm_cudasim_step and in waits */
+    int manual;             /* an enum nrm_cudasim_manual: when work runs */
     uint64_t memory_nbytes; /* of each device */
     uint64_t page_locked_nbytes; /* that can be page-locked in all; 0: no limit */
     uint64_t seed;               /* not 0: ready work is chosen at random, repeatably */
     int check; /* an enum nrm_cudasim_check: whether races are looked for */
+};
+
+enum nrm_cudasim_manual {
+    NRM_CUDASIM_BY_ITSELF,
+    NRM_CUDASIM_IN_WAITS, /* in nrm_cudasim_step, and where a call waits for it */
+    NRM_CUDASIM_IN_CALLS, /* there, and as the seed says at the beginning of each call:
+                             a program of one thread meets the same order each time */
 };
 
 enum nrm_cudasim_check {
@@ -69,6 +76,20 @@ NRM_CUDASIM_API int nrm_cudasim_release_stream(void *stream);
 
 /* Runs the stream's next operation if it is ready: 1 when it did, else 0. */
 NRM_CUDASIM_API int nrm_cudasim_step(void *stream);
+
+/* For a program that explores schedules, in manual mode. It is asked at the beginning and
+ * the end of each call, with no lock held, where it may let other threads go first; and,
+ * with locks held, what a query shall answer where both can be: 1, that what it asks about
+ * is done, which it then is, 0, that it is not. Meanwhile no work runs but what is waited
+ * for, or answered to be done, and what must be done for that: the rest commutes with
+ * everything that the program sees. NULL: nobody is asked. */
+enum nrm_cudasim_moment {
+    NRM_CUDASIM_CALL_BEGINS,
+    NRM_CUDASIM_CALL_ENDS,
+    NRM_CUDASIM_ASKS,
+};
+typedef int nrm_cudasim_choose_fn(void *arg, int moment, const char *call);
+NRM_CUDASIM_API void nrm_cudasim_set_chooser(nrm_cudasim_choose_fn *choose, void *arg);
 
 /* Calls of `name` since the reset, failed ones included; all calls for NULL. */
 NRM_CUDASIM_API uint64_t nrm_cudasim_call_count(const char *name);

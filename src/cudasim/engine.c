@@ -8,7 +8,9 @@
  * submitted first runs, or one at random when the configuration has a seed.
  *
  * In manual mode there is no engine thread: work runs in nrm_cudasim_step, and whoever
- * waits in a call of the driver does what it waits for himself. */
+ * waits in a call of the driver does what it waits for himself; or besides that, chosen by
+ * the seed, at the beginning of calls. Where schedules are explored nothing runs but what
+ * must for an answer. */
 #include "checker.h"
 
 #include <errno.h>
@@ -260,7 +262,7 @@ void
 sim_engine_wake(void)
 {
     if (engine.random == 0) {
-        engine.random = sim.config.seed;
+        sim_engine_reset(false);
     }
     if (!engine.engine_runs && !sim.config.manual) {
         engine.engine_runs = start_thread(engine_main);
@@ -277,7 +279,7 @@ sim_engine_reset(bool forked)
         engine.host_thread_runs = false;
         engine.host_op = NULL;
     }
-    engine.random = sim.config.seed;
+    engine.random = sim.config.seed != 0 ? sim.config.seed : 1;
 }
 
 void
@@ -301,13 +303,90 @@ sim_queue_step(struct sim_queue *queue)
     return ready;
 }
 
-bool
-sim_marker_ask(const struct sim_marker *marker)
+void
+sim_engine_run_some_locked(void)
 {
+    bool polls;
+    struct sim_queue *queue;
+    while (next_random() % 2 == 0 && (queue = find_ready(&polls)) != NULL) {
+        run_first_locked(queue);
+    }
+}
+
+/* ---- as much as is needed -------------------------------------------------------- */
+
+static bool advance_locked(struct sim_queue *queue, uint64_t count);
+
+/* What the oldest operation of a queue waits for; false: that cannot be done now. */
+static bool
+make_ready_locked(struct sim_queue *queue)
+{
+    const struct sim_op *op = queue->first;
+    for (struct sim_queue *other = queue->context->queues; other; other = other->next) {
+        bool matters = (queue->legacy && other->blocking) ||
+                       (queue->blocking && other->legacy);
+        while (matters && other->first != NULL && other->first->seq < op->seq) {
+            if (!advance_locked(other, other->n_done + 1)) {
+                return false;
+            }
+        }
+    }
+    for (size_t i = 0; op->marker != NULL && i < op->marker->n_points; i++) {
+        if (!advance_locked(op->marker->points[i].queue, op->marker->points[i].count)) {
+            return false;
+        }
+    }
+    while (op->kind == SIM_OP_HOST_FUNCTION && engine.host_op != NULL) {
+        pthread_cond_wait(&sim.progress, &sim.lock);
+    }
+    return is_ready(queue);
+}
+
+/* Until the queue has done so many operations. */
+static bool
+advance_locked(struct sim_queue *queue, uint64_t count)
+{
+    bool can = true;
+    sim_queue_retain(queue);
+    while (queue->n_done < count && (can = make_ready_locked(queue))) {
+        uint64_t before = queue->n_done;
+        run_first_locked(queue);
+        while (queue->n_done == before) { /* a host function, in its thread */
+            pthread_cond_wait(&sim.progress, &sim.lock);
+        }
+    }
+    sim_queue_release(queue);
+    return can;
+}
+
+static bool
+pass_locked(const struct sim_marker *marker)
+{
+    for (size_t i = 0; i < marker->n_points; i++) {
+        if (!advance_locked(marker->points[i].queue, marker->points[i].count)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* ---- waiting and asking ---------------------------------------------------------- */
+
+bool
+sim_marker_ask(struct sim_marker *marker, enum sim_call_id call)
+{
+    if (marker == NULL) {
+        return true;
+    }
+    sim_marker_retain(marker); /* an event may be recorded again meanwhile */
     bool passed = sim_marker_is_passed(marker);
-    if (passed && marker != NULL) {
+    if (!passed && sim_is_explored() && sim_choose(NRM_CUDASIM_ASKS, call) != 0) {
+        passed = pass_locked(marker);
+    }
+    if (passed) {
         sim_checker_host_follows(marker->clock);
     }
+    sim_marker_release(marker);
     return passed;
 }
 
@@ -316,6 +395,9 @@ sim_marker_wait(struct sim_marker *marker)
 {
     if (marker == NULL) {
         return NRM_CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    if (sim_is_explored()) {
+        (void)pass_locked(marker);
     }
     while (!sim_marker_is_passed(marker)) {
         bool polls;

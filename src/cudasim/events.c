@@ -129,7 +129,7 @@ cuEventQuery(nrm_CUevent event)
     if (result == NRM_CUDA_SUCCESS && event->capture != NULL) {
         result = NRM_CUDA_ERROR_CAPTURED_EVENT;
     }
-    if (result == NRM_CUDA_SUCCESS && !sim_marker_ask(event->marker)) {
+    if (result == NRM_CUDA_SUCCESS && !sim_marker_ask(event->marker, call.id)) {
         result = NRM_CUDA_ERROR_NOT_READY;
     }
     return sim_call_end(&call, result);

@@ -276,13 +276,15 @@ struct sim_marker *sim_marker_of_memory(const struct sim_range *range);
 void sim_marker_retain(struct sim_marker *marker);
 void sim_marker_release(struct sim_marker *marker);         /* NULL is fine */
 bool sim_marker_is_passed(const struct sim_marker *marker); /* true for NULL */
-bool sim_marker_ask(const struct sim_marker *marker); /* the same, for the program */
+/* The same, as the answer to a program; true: it knows what that means. */
+bool sim_marker_ask(struct sim_marker *marker, enum sim_call_id call);
 
 /* Steals the operation. Runs it later, or makes it part of the queue's capture. */
 nrm_CUresult sim_submit(struct sim_queue *queue, struct sim_op *op);
 /* Waits with the state lock let go; steals the marker. */
 nrm_CUresult sim_marker_wait(struct sim_marker *marker);
 bool sim_queue_step(struct sim_queue *queue);  /* runs its next operation if ready */
+void sim_engine_run_some_locked(void);         /* as many as chance says, often none */
 void sim_queue_shift(struct sim_queue *queue); /* its oldest operation is done */
 void sim_engine_stop_work(struct nrm_CUctx_st *context); /* until nothing executes */
 void sim_engine_wake(void);
@@ -417,6 +419,10 @@ struct sim_state {
     uint64_t next_seq;
     unsigned long long next_id; /* of contexts, queues and threads */
 };
+
+/* Asks whoever explores schedules; 0 where nobody does. */
+int sim_choose(enum nrm_cudasim_moment moment, enum sim_call_id call);
+bool sim_is_explored(void);
 
 extern struct sim_state sim;
 extern atomic_bool sim_is_forked; /* in a child whose parent had called cuInit */

@@ -106,9 +106,9 @@ cuStreamQuery(nrm_CUstream stream)
     nrm_CUresult result = find_quiet(&call, stream, &queue);
     if (result == NRM_CUDA_SUCCESS) {
         struct sim_marker *marker = sim_marker_of_queue(queue);
-        result = marker == NULL           ? NRM_CUDA_ERROR_OUT_OF_MEMORY
-                 : sim_marker_ask(marker) ? NRM_CUDA_SUCCESS
-                                          : NRM_CUDA_ERROR_NOT_READY;
+        result = marker == NULL                    ? NRM_CUDA_ERROR_OUT_OF_MEMORY
+                 : sim_marker_ask(marker, call.id) ? NRM_CUDA_SUCCESS
+                                                   : NRM_CUDA_ERROR_NOT_READY;
         sim_marker_release(marker);
     }
     return sim_call_end(&call, result);

@@ -42,6 +42,7 @@ static struct {
     __typeof__(nrm_cudasim_outstanding) *outstanding;
     __typeof__(nrm_cudasim_log_read) *log_read;
     __typeof__(nrm_cudasim_log_clear) *log_clear;
+    __typeof__(nrm_cudasim_set_chooser) *set_chooser;
     __typeof__(nrm_cudasim_race_count) *race_count;
     __typeof__(nrm_cudasim_race_text) *race_text;
     __typeof__(nrm_cudasim_host_access) *host_access;
@@ -77,6 +78,7 @@ simulator__load(void)
     CONTROL(outstanding);
     CONTROL(log_read);
     CONTROL(log_clear);
+    CONTROL(set_chooser);
     CONTROL(race_count);
     CONTROL(race_text);
     CONTROL(host_access);
