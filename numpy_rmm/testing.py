@@ -77,6 +77,24 @@ class _Config(ctypes.Structure):
     ]
 
 
+class _Area(ctypes.Structure):
+    _fields_ = [("start", c_size_t), ("nbytes", c_size_t), ("writes", c_int)]
+
+
+def _area(memory):
+    """Where a kernel's argument is, and how long."""
+    if isinstance(memory, tuple):
+        return memory
+    import numpy as np
+
+    array = np.asarray(memory)
+    low, high = array.ctypes.data, array.ctypes.data
+    for length, stride in zip(array.shape, array.strides, strict=True):
+        low += min(0, (length - 1) * stride)
+        high += max(0, (length - 1) * stride)
+    return (low, high + array.itemsize - low) if array.size else (low, 0)
+
+
 _OUTSTANDING = (
     "registrations",
     "host_allocations",
@@ -170,6 +188,7 @@ def _controls():
     library.nrm_cudasim_log_clear.restype = None
     library.nrm_cudasim_fault_count.restype = c_uint64
     library.nrm_cudasim_fault_text.argtypes = [c_uint64, c_char_p, c_size_t]
+    library.nrm_cudasim_launch.argtypes = [c_void_p, POINTER(_Area), c_size_t]
     library.nrm_cudasim_race_count.restype = c_uint64
     library.nrm_cudasim_race_text.argtypes = [c_uint64, c_char_p, c_size_t]
     library.nrm_cudasim_host_access.argtypes = [c_void_p, c_size_t, c_int]
@@ -336,6 +355,30 @@ class SimulatedCuda:
     def step(self, stream=0):
         """Run a stream's next operation if it is ready; says whether it was."""
         return _controls().nrm_cudasim_step(handle_of(stream)) == 1
+
+    def launch(self, stream=0, *, reads=(), writes=()):
+        """Submit a kernel that touches some memory, and does nothing.
+
+        It takes its turn in the stream and keeps its memory in use like a real one.
+
+        Parameters
+        ----------
+        stream : object or int
+            Where, an object or a handle.
+        reads, writes : sequence
+            NumPy arrays and other buffers of page-locked or managed memory, and
+            ``(address, nbytes)`` of device memory.
+        """
+        areas = [(*_area(each), 0) for each in reads]
+        areas += [(*_area(each), 1) for each in writes]
+        result = _controls().nrm_cudasim_launch(
+            _handle(stream), (_Area * len(areas))(*areas), len(areas)
+        )
+        if result != 0:
+            raise ValueError(
+                f"the stream, or memory of the kernel, is not known to the driver "
+                f"({result})"
+            )
 
     # ---- asking what has happened
 

@@ -186,6 +186,53 @@ def test_marks_do_nothing_elsewhere() -> None:
             assert_no_races().__enter__()
 
 
+# ---- kernels -------------------------------------------------------------------------
+
+
+def test_a_kernel_keeps_its_memory_in_use(machine: Machine, immediate: None) -> None:
+    array = np.ones((4, MIB), np.uint8)
+    machine.cuda.launch(machine.stream, reads=[array[1:3, ::2]])
+    with assert_no_races():
+        host_read(array)
+        host_write(array[3])
+    with refused(), assert_no_races():
+        host_write(array[2])
+    machine.cuda.launch(machine.stream, writes=[(machine.device, MIB), array])
+    del array
+    with refused(), assert_no_races():
+        np.ones((4, MIB), np.uint8)
+
+
+def test_a_kernel_needs_memory_that_the_gpu_sees(machine: Machine) -> None:
+    with pytest.raises(ValueError, match="is not known to the driver"):
+        machine.cuda.launch(machine.stream, reads=[np.ones(16)])
+
+
+# ---- schedules -----------------------------------------------------------------------
+
+
+def order_of_work(seed: int) -> list[bytes]:
+    """What two streams that fill the same memory leave there, time after time."""
+    with simulate_cuda(manual="calls", seed=seed) as cuda:
+        driver = cuda.driver
+        driver.activate()
+        streams = [driver.create_stream() for _ in range(4)]
+        address = driver.allocate(4)
+        seen = []
+        for _ in range(10):
+            for value, stream in enumerate(streams):
+                driver.check(driver.cuMemsetD8Async(address, value, 4, stream))
+            driver.check(driver.cuCtxSynchronize())
+            seen.append(driver.read(address, 1))
+        return seen
+
+
+def test_a_seed_gives_the_same_order_each_time() -> None:
+    orders = [order_of_work(seed) for seed in (1, 2, 3)]
+    assert orders == [order_of_work(seed) for seed in (1, 2, 3)]
+    assert orders[0] != orders[1] != orders[2]
+
+
 # ---- device memory -------------------------------------------------------------------
 
 

@@ -76,9 +76,11 @@ sim_blocks_forget(uintptr_t start, size_t nbytes)
     while (end < blocks.n && blocks.items[end].start < start + nbytes) {
         end++;
     }
-    memmove(blocks.items + first, blocks.items + end,
-            (blocks.n - end) * sizeof *blocks.items);
-    blocks.n -= end - first;
+    if (first != end) {
+        memmove(blocks.items + first, blocks.items + end,
+                (blocks.n - end) * sizeof *blocks.items);
+        blocks.n -= end - first;
+    }
 }
 
 void

@@ -73,12 +73,6 @@ sim_checker_await_context(struct sim_clock **clock, const struct nrm_CUctx_st *c
     sim_clock_join(clock, context->ended);
 }
 
-static bool
-uses(const struct sim_op *op, const struct sim_range *range)
-{
-    return op->copy.dst.range == range || op->copy.src.range == range;
-}
-
 void
 sim_checker_await_memory(struct sim_clock **clock, const struct sim_range *range)
 {
@@ -86,7 +80,7 @@ sim_checker_await_memory(struct sim_clock **clock, const struct sim_range *range
         const struct sim_queue *queue = sim.devices[i].context.queues;
         for (; queue != NULL; queue = queue->next) {
             for (struct sim_op *op = queue->first; op != NULL; op = op->next) {
-                if (uses(op, range)) {
+                if (sim_op_uses(op, range)) {
                     sim_clock_join(clock, op->clock);
                 }
             }
@@ -247,14 +241,14 @@ check_block(const struct sim_access *access, const struct sim_op *op)
     }
 }
 
-static void
-touch_side(const struct sim_queue *queue, const struct sim_op *op,
-           const struct sim_span *span, bool writes)
+/* By an operation that has its place in the queue; NULL: no memory. */
+static struct sim_access *
+create_work(const struct sim_queue *queue, const struct sim_op *op, bool writes,
+            uintptr_t start, size_t nbytes)
 {
-    struct sim_access *access =
-        create(SIM_ACCESS_WORK, writes, span->address, extent(&op->copy, span));
+    struct sim_access *access = create(SIM_ACCESS_WORK, writes, start, nbytes);
     if (access == NULL) {
-        return;
+        return NULL;
     }
     name_queue(access, queue);
     access->count = op->n_doing;
@@ -263,8 +257,33 @@ touch_side(const struct sim_queue *queue, const struct sim_op *op,
     access->of_graph = op->is_captured;
     access->seq = op->seq;
     check_block(access, op);
-    touch_rows(access, &op->copy, span);
-    sim_access_release(access);
+    return access;
+}
+
+static void
+touch_side(const struct sim_queue *queue, const struct sim_op *op,
+           const struct sim_span *span, bool writes)
+{
+    struct sim_access *access =
+        create_work(queue, op, writes, span->address, extent(&op->copy, span));
+    if (access != NULL) {
+        touch_rows(access, &op->copy, span);
+        sim_access_release(access);
+    }
+}
+
+static void
+touch_areas(const struct sim_queue *queue, const struct sim_op *op)
+{
+    for (size_t i = 0; i < op->n_areas; i++) {
+        const struct nrm_cudasim_area *area = &op->areas[i];
+        struct sim_access *access =
+            create_work(queue, op, area->writes != 0, area->start, area->nbytes);
+        if (access != NULL) {
+            sim_checker_touch(access, area->start, area->nbytes, true);
+            sim_access_release(access);
+        }
+    }
 }
 
 void
@@ -284,13 +303,13 @@ sim_checker_submit(struct sim_queue *queue, struct sim_op *op)
     if (op->kind == SIM_OP_COPY || op->kind == SIM_OP_FILL) {
         touch_side(queue, op, &op->copy.dst, true);
     }
+    touch_areas(queue, op);
 }
 
 static void
-raise_newest(struct sim_op *op, const struct sim_span *span)
+raise_newest(struct sim_op *op, uintptr_t start, size_t nbytes)
 {
-    const struct sim_block *block =
-        sim_block_newest(span->address, extent(&op->copy, span));
+    const struct sim_block *block = sim_block_newest(start, nbytes);
     if (block != NULL && block->taken > op->newest_taken) {
         op->newest_taken = block->taken;
     }
@@ -300,10 +319,17 @@ raise_newest(struct sim_op *op, const struct sim_span *span)
 void
 sim_checker_capture(struct sim_op *op)
 {
+    const struct sim_copy *copy = &op->copy;
     op->is_captured = true;
-    if (sim.config.check && op->copy.height != 0) {
-        raise_newest(op, &op->copy.dst);
-        raise_newest(op, &op->copy.src);
+    if (!sim.config.check) {
+        return;
+    }
+    if (copy->height != 0) {
+        raise_newest(op, copy->dst.address, extent(copy, &copy->dst));
+        raise_newest(op, copy->src.address, extent(copy, &copy->src));
+    }
+    for (size_t i = 0; i < op->n_areas; i++) {
+        raise_newest(op, op->areas[i].start, op->areas[i].nbytes);
     }
 }
 

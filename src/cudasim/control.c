@@ -218,8 +218,8 @@ nrm_cudasim_set_sticky(int device, int error)
 
 /* ---- streams --------------------------------------------------------------------- */
 
-static nrm_CUresult
-find_queue_locked(void *stream, struct sim_queue **out)
+nrm_CUresult
+sim_control_find_locked(void *stream, struct sim_queue **out)
 {
     struct sim_call call = {.thread = sim_thread_get()};
     if (call.thread == NULL) {
@@ -239,7 +239,7 @@ set_held(void *stream, bool held)
 {
     struct sim_queue *queue;
     sim_lock();
-    nrm_CUresult result = find_queue_locked(stream, &queue);
+    nrm_CUresult result = sim_control_find_locked(stream, &queue);
     if (result == NRM_CUDA_SUCCESS) {
         queue->held = held;
         pthread_cond_signal(&sim.work);
@@ -266,7 +266,7 @@ nrm_cudasim_step(void *stream)
 {
     struct sim_queue *queue;
     sim_lock();
-    bool stepped = find_queue_locked(stream, &queue) == NRM_CUDA_SUCCESS &&
+    bool stepped = sim_control_find_locked(stream, &queue) == NRM_CUDA_SUCCESS &&
                    sim_queue_step(queue);
     sim_unlock();
     return stepped;

@@ -91,6 +91,19 @@ enum nrm_cudasim_moment {
 typedef int nrm_cudasim_choose_fn(void *arg, int moment, const char *call);
 NRM_CUDASIM_API void nrm_cudasim_set_chooser(nrm_cudasim_choose_fn *choose, void *arg);
 
+/* What a kernel reads or writes. */
+struct nrm_cudasim_area {
+    uintptr_t start;
+    size_t nbytes;
+    int writes; /* else it reads */
+};
+
+/* Submits a kernel that touches these areas, which must be memory that the driver knows,
+ * and does nothing: it stands in its stream, keeps the memory in use and is checked like a
+ * copy, and can be captured. */
+NRM_CUDASIM_API int
+nrm_cudasim_launch(void *stream, const struct nrm_cudasim_area *areas, size_t n_areas);
+
 /* Calls of `name` since the reset, failed ones included; all calls for NULL. */
 NRM_CUDASIM_API uint64_t nrm_cudasim_call_count(const char *name);
 

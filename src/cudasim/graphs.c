@@ -221,6 +221,10 @@ op_copy(const struct sim_op *op)
     if (copy->marker != NULL) {
         sim_marker_retain(copy->marker);
     }
+    if (!sim_op_set_areas(copy, op->areas, op->n_areas)) {
+        sim_op_destroy(copy);
+        return NULL;
+    }
     return copy;
 }
 
@@ -258,7 +262,7 @@ renew_memory(struct sim_op *op)
         return renew(&copy->src, sizeof op->value);
     }
     if (copy->height == 0) {
-        return true;
+        return sim_op_finds_areas(op);
     }
     size_t dst = (copy->height - 1) * copy->dst.pitch + copy->width;
     size_t src = (copy->height - 1) * copy->src.pitch + copy->width;

@@ -133,6 +133,7 @@ sim_op_destroy(struct sim_op *op)
     sim_objects_note(op->objects, op->clock);
     sim_objects_release(op->objects);
     sim_clock_release(op->clock);
+    free(op->areas);
     free(op->staged);
     free(op);
 }
@@ -226,9 +227,14 @@ sim_marker_of_context(struct nrm_CUctx_st *context)
     return marker;
 }
 
-static bool
-op_uses(const struct sim_op *op, const struct sim_range *range)
+bool
+sim_op_uses(const struct sim_op *op, const struct sim_range *range)
 {
+    for (size_t i = 0; i < op->n_areas; i++) {
+        if (sim_range_find(op->areas[i].start) == range) {
+            return true;
+        }
+    }
     return op->copy.dst.range == range || op->copy.src.range == range;
 }
 
@@ -257,7 +263,7 @@ sim_marker_of_memory(const struct sim_range *range)
             uint64_t last = 0;
             for (struct sim_op *op = queue->first; op != NULL; op = op->next) {
                 count++;
-                last = op_uses(op, range) ? count : last;
+                last = sim_op_uses(op, range) ? count : last;
             }
             marker_add(marker, queue, last);
         }

@@ -106,6 +106,9 @@ insert(size_t index, struct cell cell)
 static void
 remove_cells(size_t first, size_t end)
 {
+    if (first == end) {
+        return;
+    }
     for (size_t i = first; i < end; i++) {
         clear(&shadow.cells[i]);
     }

@@ -201,6 +201,7 @@ enum sim_op_kind {
     SIM_OP_WAIT_VALUE,
     SIM_OP_WAIT_MARKER,
     SIM_OP_HOST_FUNCTION,
+    SIM_OP_KERNEL,     /* touches some memory, and does nothing */
     SIM_OP_END_LAUNCH, /* of a graph: does nothing, and keeps its objects until then */
 };
 
@@ -218,7 +219,9 @@ struct sim_op {
     uint32_t value;            /* FILL, WAIT_VALUE */
     unsigned int condition;    /* WAIT_VALUE */
     struct sim_marker *marker; /* WAIT_MARKER, retained */
-    nrm_CUhostFn function;     /* HOST_FUNCTION */
+    struct nrm_cudasim_area *areas; /* KERNEL, owned */
+    size_t n_areas;
+    nrm_CUhostFn function; /* HOST_FUNCTION */
     void *user_data;
     struct sim_objects *objects; /* END_LAUNCH, retained */
     bool is_captured;            /* it was, also in its launches */
@@ -267,6 +270,11 @@ void sim_queue_drop(struct sim_queue *queue);  /* pending work is forgotten */
 size_t sim_queue_pending(void);                /* operations in all queues */
 
 struct sim_op *sim_op_create(enum sim_op_kind kind, enum sim_call_id call);
+bool sim_op_uses(const struct sim_op *op, const struct sim_range *range);
+bool sim_op_set_areas(struct sim_op *op, const struct nrm_cudasim_area *areas,
+                      size_t n_areas); /* copies them; false: no memory */
+/* Whether what a kernel touches is memory that the driver knows. */
+bool sim_op_finds_areas(const struct sim_op *op);
 void sim_op_destroy(struct sim_op *op);
 
 /* NULL: out of memory. */
@@ -341,6 +349,8 @@ extern struct sim_handles sim_execs;
 extern struct sim_handles sim_user_objects;
 
 struct sim_call;
+/* For controls: of the calling thread's current context, where the handle needs one. */
+nrm_CUresult sim_control_find_locked(void *stream, struct sim_queue **out);
 nrm_CUresult sim_stream_find(const struct sim_call *call, nrm_CUstream stream,
                              struct sim_queue **out);
 /* What submitting to the queue would do to captures; SUCCESS: nothing. */

@@ -60,7 +60,7 @@ static const struct {
 const char *
 sim_call_name(enum sim_call_id id)
 {
-    return symbols[id].name;
+    return id == SIM_N_CALLS ? "a kernel" : symbols[id].name;
 }
 
 int

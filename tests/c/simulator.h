@@ -43,6 +43,7 @@ static struct {
     __typeof__(nrm_cudasim_log_read) *log_read;
     __typeof__(nrm_cudasim_log_clear) *log_clear;
     __typeof__(nrm_cudasim_set_chooser) *set_chooser;
+    __typeof__(nrm_cudasim_launch) *launch;
     __typeof__(nrm_cudasim_race_count) *race_count;
     __typeof__(nrm_cudasim_race_text) *race_text;
     __typeof__(nrm_cudasim_host_access) *host_access;
@@ -79,6 +80,7 @@ simulator__load(void)
     CONTROL(log_read);
     CONTROL(log_clear);
     CONTROL(set_chooser);
+    CONTROL(launch);
     CONTROL(race_count);
     CONTROL(race_text);
     CONTROL(host_access);

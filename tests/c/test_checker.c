@@ -425,6 +425,66 @@ a_host_function_and_the_host(void)
     CHECK_EQ(cuda.cuCtxSynchronize(), NRM_CUDA_SUCCESS);
 }
 
+/* ---- kernels ---- */
+
+static void
+launch(nrm_CUstream stream, const void *reads, nrm_CUdeviceptr writes)
+{
+    struct nrm_cudasim_area areas[] = {{(uintptr_t)reads, N, 0}, {writes, N, 1}};
+    CHECK_EQ(sim.launch(stream, areas, 2), 0);
+}
+
+static void
+a_kernel_after_another(void)
+{
+    launch(machine.a, machine.pinned, machine.device);
+    launch(machine.a, (const void *)machine.device, machine.other);
+}
+
+static void
+kernels_that_read_the_same(void)
+{
+    launch(machine.a, machine.pinned, machine.device);
+    launch(machine.b, machine.pinned, machine.other);
+}
+
+static void
+a_kernel_reads_what_another_writes(void)
+{
+    launch(machine.a, machine.pinned, machine.device);
+    launch(machine.b, (const void *)machine.device, machine.other);
+}
+
+static void
+the_host_writes_what_a_kernel_reads(void)
+{
+    launch(machine.a, machine.pinned, machine.device);
+    host_writes();
+}
+
+static void
+memory_of_a_kernel_is_freed(void)
+{
+    launch(machine.a, machine.pinned, machine.device);
+    CHECK_EQ(cuda.cuMemFree(machine.device), NRM_CUDA_SUCCESS); /* and waits */
+    host_writes();
+}
+
+static void
+a_kernel_of_a_graph(void)
+{
+    nrm_CUgraph graph;
+    nrm_CUgraphExec exec = NULL;
+    CHECK_EQ(cuda.cuStreamBeginCapture(machine.a, NRM_CU_STREAM_CAPTURE_MODE_GLOBAL),
+             0);
+    launch(machine.a, machine.pinned, machine.device);
+    CHECK_EQ(cuda.cuStreamEndCapture(machine.a, &graph), NRM_CUDA_SUCCESS);
+    CHECK_EQ(cuda.cuGraphInstantiateWithFlags(&exec, graph, 0), NRM_CUDA_SUCCESS);
+    CHECK_EQ(cuda.cuGraphDestroy(graph), NRM_CUDA_SUCCESS);
+    CHECK_EQ(cuda.cuGraphLaunch(exec, machine.b), NRM_CUDA_SUCCESS);
+    host_writes();
+}
+
 /* ---- blocks ---- */
 
 static void
@@ -613,6 +673,12 @@ static const struct program {
     RIGHT(a_host_function_before_a_copy),
     WRONG(a_host_function_and_another_stream),
     WRONG(a_host_function_and_the_host),
+    RIGHT(a_kernel_after_another),
+    RIGHT(kernels_that_read_the_same),
+    WRONG(a_kernel_reads_what_another_writes),
+    WRONG(the_host_writes_what_a_kernel_reads),
+    RIGHT(memory_of_a_kernel_is_freed),
+    WRONG(a_kernel_of_a_graph),
     WRONG(a_block_is_handed_out_during_a_copy),
     RIGHT(a_block_is_handed_out_after_the_copy),
     WRONG(a_copy_of_a_block_that_was_given_back),
@@ -664,6 +730,17 @@ TEST(a_report_names_both_sides)
     CHECK_STR_HAS(text, expected);
     CHECK_STR_HAS(text, "given back: #");
     CHECK_NE(sim.race_text(1, text, sizeof text), 0);
+}
+
+TEST(a_kernel_must_touch_memory_that_the_driver_knows)
+{
+    char bytes[16];
+    start(1);
+    struct nrm_cudasim_area area = {(uintptr_t)bytes, sizeof bytes, 0};
+    CHECK_EQ(sim.launch(machine.a, &area, 1), NRM_CUDA_ERROR_INVALID_VALUE);
+    area = (struct nrm_cudasim_area){machine.device, N + 1, 0};
+    CHECK_EQ(sim.launch(machine.a, &area, 1), NRM_CUDA_ERROR_INVALID_VALUE);
+    CHECK_EQ(sim.launch(machine.a, NULL, 0), 0);
 }
 
 TEST(nothing_is_looked_for_unless_it_is_asked_for)

@@ -40,13 +40,18 @@ static const struct {
     const char *devices, *memory, *driver;
     int result, n_devices, version;
     uint64_t nbytes;
+    const char *check;
+    int checks;
 } environments[] = {
-    {"none", NULL, NULL, NULL, 0, 1, 13000, (uint64_t)8 << 30},
-    {"all", "3", "1.5 GiB", "12040", 0, 3, 12040, (uint64_t)3 << 29},
-    {"bytes", "0", "4096", NULL, 0, 0, 13000, 4096},
-    {"no number", "two", NULL, NULL, 1, 1, 13000, (uint64_t)8 << 30},
-    {"unknown unit", NULL, "8 parsecs", NULL, 1, 1, 13000, (uint64_t)8 << 30},
-    {"negative", NULL, "-1", NULL, 1, 1, 13000, (uint64_t)8 << 30},
+    {"none", NULL, NULL, NULL, 0, 1, 13000, (uint64_t)8 << 30, NULL, 0},
+    {"all", "3", "1.5 GiB", "12040", 0, 3, 12040, (uint64_t)3 << 29, NULL, 0},
+    {"bytes", "0", "4096", NULL, 0, 0, 13000, 4096, NULL, 0},
+    {"no number", "two", NULL, NULL, 1, 1, 13000, (uint64_t)8 << 30, NULL, 0},
+    {"unknown unit", NULL, "8 parsecs", NULL, 1, 1, 13000, (uint64_t)8 << 30, NULL, 0},
+    {"negative", NULL, "-1", NULL, 1, 1, 13000, (uint64_t)8 << 30, NULL, 0},
+    {"checked", NULL, NULL, NULL, 0, 1, 13000, (uint64_t)8 << 30, "1", 2},
+    {"no check", NULL, NULL, NULL, 0, 1, 13000, (uint64_t)8 << 30, "0", 0},
+    {"odd check", NULL, NULL, NULL, 1, 1, 13000, (uint64_t)8 << 30, "yes", 0},
 };
 
 static void
@@ -67,13 +72,16 @@ TEST_EACH(the_environment_is_the_default_configuration, environments)
     set("NUMPY_RMM_SIMULATED_DEVICES", row->devices);
     set("NUMPY_RMM_SIMULATED_MEMORY", row->memory);
     set("NUMPY_RMM_SIMULATED_DRIVER", row->driver);
+    set("NUMPY_RMM_SIMULATED_CHECK", row->check);
     CHECK_EQ(sim.nrm_cudasim_default_config(&config), row->result);
     CHECK_EQ(config.devices, row->n_devices);
     CHECK_EQ(config.driver, row->version);
     CHECK_EQ(config.memory_nbytes, row->nbytes);
+    CHECK_EQ(config.check, row->checks);
     set("NUMPY_RMM_SIMULATED_DEVICES", NULL);
     set("NUMPY_RMM_SIMULATED_MEMORY", NULL);
     set("NUMPY_RMM_SIMULATED_DRIVER", NULL);
+    set("NUMPY_RMM_SIMULATED_CHECK", NULL);
 }
 
 static const struct {
@@ -546,7 +554,9 @@ TEST(a_reset_gets_through_to_threads_that_wait)
     CHECK_EQ(sim.nrm_cudasim_hold_stream(stream), 0);
     CHECK_EQ(cu.cuMemsetD8Async(ptr, 1, 64, stream), 0);
     REQUIRE_EQ(pthread_create(&thread, NULL, free_held, &ptr), 0);
-    nanosleep(&moment, NULL);
+    do {
+        nanosleep(&moment, NULL);
+    } while (sim.nrm_cudasim_call_count("cuMemFree") == 0);
     CHECK_EQ(sim.nrm_cudasim_reset(NULL), 0);
     pthread_join(thread, NULL);
     CHECK_EQ(cu.cuInit(0), 0);
