@@ -157,32 +157,14 @@ nrm_cudasim_reset(const struct nrm_cudasim_config *config)
 
 /* ---- exploring ------------------------------------------------------------------- */
 
-static struct {
-    nrm_cudasim_choose_fn *choose;
-    void *arg;
-} explorer; /* set while no call is being made */
+struct sim_explorer sim_explorer;
 
 void
 nrm_cudasim_set_chooser(nrm_cudasim_choose_fn *choose, void *arg)
 {
     sim_lock();
-    explorer.choose = choose;
-    explorer.arg = arg;
+    sim_explorer = (struct sim_explorer){choose, arg};
     sim_unlock();
-}
-
-bool
-sim_is_explored(void)
-{
-    return explorer.choose != NULL;
-}
-
-int
-sim_choose(enum nrm_cudasim_moment moment, enum sim_call_id call)
-{
-    return explorer.choose == NULL
-               ? 0
-               : explorer.choose(explorer.arg, (int)moment, sim_call_name(call));
 }
 
 /* ---- devices --------------------------------------------------------------------- */

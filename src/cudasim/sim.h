@@ -430,9 +430,28 @@ struct sim_state {
     unsigned long long next_id; /* of contexts, queues and threads */
 };
 
-/* Asks whoever explores schedules; 0 where nobody does. */
-int sim_choose(enum nrm_cudasim_moment moment, enum sim_call_id call);
-bool sim_is_explored(void);
+/* Whoever explores schedules; set while no call is being made. */
+struct sim_explorer {
+    nrm_cudasim_choose_fn *choose;
+    void *arg;
+};
+
+extern struct sim_explorer sim_explorer;
+
+static inline bool
+sim_is_explored(void)
+{
+    return __builtin_expect(sim_explorer.choose != NULL, 0);
+}
+
+/* Asks; 0 where nobody explores. */
+static inline int
+sim_choose(enum nrm_cudasim_moment moment, enum sim_call_id call)
+{
+    return sim_is_explored()
+               ? sim_explorer.choose(sim_explorer.arg, (int)moment, sim_call_name(call))
+               : 0;
+}
 
 extern struct sim_state sim;
 extern atomic_bool sim_is_forked; /* in a child whose parent had called cuInit */
