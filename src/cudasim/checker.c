@@ -73,18 +73,13 @@ sim_checker_await_context(struct sim_clock **clock, const struct nrm_CUctx_st *c
     sim_clock_join(clock, context->ended);
 }
 
+/* Everything that has used it: what happens to be done is not waited for, and comes before
+ * all the same. */
 void
 sim_checker_await_memory(struct sim_clock **clock, const struct sim_range *range)
 {
-    for (int i = 0; i < sim.config.devices && sim.config.check; i++) {
-        const struct sim_queue *queue = sim.devices[i].context.queues;
-        for (; queue != NULL; queue = queue->next) {
-            for (struct sim_op *op = queue->first; op != NULL; op = op->next) {
-                if (sim_op_uses(op, range)) {
-                    sim_clock_join(clock, op->clock);
-                }
-            }
-        }
+    if (sim.config.check) {
+        sim_shadow_await(clock, range->start, range->nbytes);
     }
 }
 

@@ -71,6 +71,8 @@ bool sim_access_precedes(const struct sim_access *before,
  * known of them from then on. Retains it. */
 void sim_shadow_touch(struct sim_access *access, uintptr_t start, size_t nbytes,
                       bool stays);
+/* What comes before and with all that is known of the bytes. */
+void sim_shadow_await(struct sim_clock **clock, uintptr_t start, size_t nbytes);
 void sim_shadow_forget(uintptr_t start, size_t nbytes);
 void sim_shadow_reset(void);
 

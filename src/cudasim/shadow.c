@@ -257,6 +257,21 @@ sim_shadow_touch(struct sim_access *access, uintptr_t start, size_t nbytes, bool
 }
 
 void
+sim_shadow_await(struct sim_clock **clock, uintptr_t start, size_t nbytes)
+{
+    for (size_t i = index_of(start);
+         i < shadow.n && shadow.cells[i].start < start + nbytes; i++) {
+        const struct cell *cell = &shadow.cells[i];
+        if (cell->write != NULL) {
+            sim_clock_join(clock, cell->write->clock);
+        }
+        for (size_t k = 0; k < cell->n_reads; k++) {
+            sim_clock_join(clock, cell->reads[k]->clock);
+        }
+    }
+}
+
+void
 sim_shadow_forget(uintptr_t start, size_t nbytes)
 {
     uintptr_t end = start + nbytes;
