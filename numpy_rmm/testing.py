@@ -372,7 +372,7 @@ class SimulatedCuda:
         areas = [(*_area(each), 0) for each in reads]
         areas += [(*_area(each), 1) for each in writes]
         result = _controls().nrm_cudasim_launch(
-            _handle(stream), (_Area * len(areas))(*areas), len(areas)
+            handle_of(stream), (_Area * len(areas))(*areas), len(areas)
         )
         if result != 0:
             raise ValueError(
