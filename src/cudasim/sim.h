@@ -27,6 +27,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* Found without a look into the table of what other libraries may replace. */
+#define SIM_HIDDEN __attribute__((visibility("hidden")))
+
 enum {
     SIM_MAX_DEVICES = 16,
     SIM_MAX_ATTRIBUTES = 192, /* their numbers are dense; later drivers append */
@@ -436,7 +439,7 @@ struct sim_explorer {
     void *arg;
 };
 
-extern struct sim_explorer sim_explorer;
+extern struct sim_explorer sim_explorer SIM_HIDDEN;
 
 static inline bool
 sim_is_explored(void)
@@ -453,8 +456,9 @@ sim_choose(enum nrm_cudasim_moment moment, enum sim_call_id call)
                : 0;
 }
 
-extern struct sim_state sim;
-extern atomic_bool sim_is_forked; /* in a child whose parent had called cuInit */
+extern struct sim_state sim SIM_HIDDEN;
+extern atomic_bool sim_is_forked
+    SIM_HIDDEN; /* in a child whose parent had called cuInit */
 
 void sim_lock(void);
 void sim_unlock(void);
