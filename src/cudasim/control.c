@@ -107,23 +107,28 @@ stop_everything(void)
     sim_unlock();
 }
 
+/* NULL: the default one. */
+static int
+choose_config(const struct nrm_cudasim_config *config, struct nrm_cudasim_config *out)
+{
+    if (config == NULL) {
+        return nrm_cudasim_default_config(out);
+    }
+    if (!is_valid(config)) {
+        return NRM_CUDA_ERROR_INVALID_VALUE;
+    }
+    *out = *config;
+    return NRM_CUDA_SUCCESS;
+}
+
 int
 nrm_cudasim_reset(const struct nrm_cudasim_config *config)
 {
     struct nrm_cudasim_config chosen;
-    int result = NRM_CUDA_SUCCESS;
     if (atomic_load(&sim_is_forked)) {
         return NRM_CUDA_ERROR_NOT_INITIALIZED;
     }
-    if (config == NULL) {
-        result = nrm_cudasim_default_config(&chosen);
-    }
-    else if (is_valid(config)) {
-        chosen = *config;
-    }
-    else {
-        result = NRM_CUDA_ERROR_INVALID_VALUE;
-    }
+    int result = choose_config(config, &chosen);
     if (result != NRM_CUDA_SUCCESS) {
         return result;
     }
