@@ -394,7 +394,7 @@ static bool
 pool_front(nrm_resource *mr, struct nrm__front *out)
 {
     struct nrm__pool *pool = pool_from(mr);
-    bool is_seen_by_gpus = mr->kind == NRM_KIND_PINNED || mr->kind == NRM_KIND_MANAGED;
+    bool is_seen_by_gpus = mr->kind != NRM_KIND_HOST;
     size_t most = pool->is_plain ? NRM__CACHED_MAX : NRM__LARGE_MIN;
     size_t limit = nrm__min(most, pool->maximum_nbytes / 64);
     *out = (struct nrm__front){
