@@ -89,6 +89,7 @@ CALLS = {
     "cuMemcpy2DAsync": ("cuMemcpy2DAsync_v2", 3020, "pp"),
     "cuMemsetD8": ("cuMemsetD8_v2", 3020, "Qbz"),
     "cuMemsetD8Async": ("cuMemsetD8Async", 3020, "Qbzp"),
+    "cuMemPrefetchAsync": ("cuMemPrefetchAsync_v2", 12020, "QzQup"),
     "cuStreamCreate": ("cuStreamCreate", 2000, "Pu"),
     "cuStreamDestroy": ("cuStreamDestroy_v2", 4000, "p"),
     "cuStreamQuery": ("cuStreamQuery", 2000, "p"),

@@ -139,6 +139,7 @@ def letter(argument: str) -> str:
         "nrm_CUstreamCaptureMode": "u",
         "unsigned long long": "Q",
         "nrm_CUmemGenericAllocationHandle": "Q",
+        "nrm_CUmemLocation": "Q",  # 8 bytes by value, in one register
         "nrm_CUmemGenericAllocationHandle*": "D",
         "nrm_CUmemAllocationGranularity_flags": "u",
         "const char*": "s",

@@ -29,9 +29,10 @@ struct row {
 
 static struct nrm__lock lock = NRM__LOCK_INIT(NRM__RANK_REGISTRY);
 static struct row *rows;
-static nrm_resource *per_device[NRM__MAX_DEVICES]; /* retained; NULL: the default */
-static nrm_resource
-    *device_defaults[NRM__MAX_DEVICES]; /* retained; made when asked for */
+/* Written under the lock: what is current (retained; NULL: the default), and what that is
+   (retained; made when asked for). */
+static _Atomic(nrm_resource *) per_device[NRM__MAX_DEVICES];
+static _Atomic(nrm_resource *) device_defaults[NRM__MAX_DEVICES];
 static nrm_status (*make_device_default)(int device, nrm_resource **out);
 
 /* ---- rows ---- */
@@ -326,6 +327,15 @@ nrm_get_per_device_resource(int device, nrm_resource **out)
     }
     *out = mr;
     return NRM_OK;
+}
+
+nrm_resource *
+nrm__registry_peek_device(int device)
+{
+    nrm_resource *mr = atomic_load_explicit(&per_device[device], memory_order_relaxed);
+    return mr != NULL
+               ? mr
+               : atomic_load_explicit(&device_defaults[device], memory_order_relaxed);
 }
 
 nrm_status

@@ -11,10 +11,9 @@
 
 #include "base/error.h"
 #include "core/hooks.h"
+#include "core/stream.h"
 #include "cuda/place.h"
-#include "cuda/stream.h"
 #include "nrm/resource.h"
-#include "nrm/stream.h"
 
 #define PITCH_MAX INT32_MAX /* the least that devices allow is a little more */
 
@@ -298,6 +297,27 @@ nrm__transfer_submit(const struct nrm__transfer *t, uintptr_t handle,
     return status;
 }
 
+/* Whether the handle means another stream where another context is current. */
+static bool
+is_special(uintptr_t handle)
+{
+    return handle <= NRM_STREAM_HANDLE_PER_THREAD;
+}
+
+nrm_status
+nrm__transfer_submit_on(int device, const struct nrm__transfer *t, uintptr_t handle,
+                        nrm_CUevent *out_event, bool *out_captured)
+{
+    struct nrm__cuda_scope scope;
+    if (device < 0 || !is_special(handle)) {
+        return nrm__transfer_submit(t, handle, out_event, out_captured);
+    }
+    NRM_TRY(nrm__cuda_enter(device, &scope));
+    nrm_status status = nrm__transfer_submit(t, handle, out_event, out_captured);
+    nrm__cuda_leave(&scope);
+    return status;
+}
+
 /* ---- waiting ---- */
 
 nrm_status
@@ -321,6 +341,39 @@ nrm__transfer_wait_for(uintptr_t handle, uintptr_t producer)
                ? NRM_OK
                : nrm__cuda_error(code, "cuStreamWaitEvent of stream 0x%zx",
                                  (size_t)handle);
+}
+
+/* The default stream is the legacy one. */
+static uintptr_t
+handle_here(const nrm_stream *stream)
+{
+    bool is_default = stream->handle == NRM_STREAM_HANDLE_DEFAULT;
+    return is_default || !nrm__stream_is_here(stream) ? NRM_STREAM_HANDLE_LEGACY
+                                                      : stream->handle;
+}
+
+static nrm_status
+join_here(int device, uintptr_t handle, uintptr_t producer)
+{
+    if (nrm__cuda_stream_is_capturing(device, handle) !=
+        nrm__cuda_stream_is_capturing(device, producer)) {
+        return NRM_OK;
+    }
+    return nrm__transfer_wait_for(handle, producer);
+}
+
+nrm_status
+nrm__transfer_join(int device, const nrm_stream *stream, const nrm_stream *producer)
+{
+    struct nrm__cuda_scope scope;
+    uintptr_t handle = handle_here(stream), producer_handle = handle_here(producer);
+    if (stream == producer || handle == producer_handle) {
+        return NRM_OK;
+    }
+    NRM_TRY(nrm__cuda_enter(device, &scope));
+    nrm_status status = join_here(scope.device, handle, producer_handle);
+    nrm__cuda_leave(&scope);
+    return status;
 }
 
 nrm_status

@@ -10,6 +10,7 @@
 
 #include "cuda/abi.h"
 #include "nrm/status.h"
+#include "nrm/stream.h"
 
 #define NRM__TRANSFER_MAX_DIMS 64
 
@@ -54,9 +55,24 @@ void nrm__transfer_plan(struct nrm__transfer *transfer, struct nrm__transfer_pla
 nrm_status nrm__transfer_submit(const struct nrm__transfer *transfer, uintptr_t handle,
                                 nrm_CUevent *out_event, bool *out_captured);
 
+/* The same, where 0, 1 and 2 mean streams of the primary context of `device`, whichever is
+   current (-1: as above). */
+nrm_status nrm__transfer_submit_on(int device, const struct nrm__transfer *transfer,
+                                   uintptr_t handle, nrm_CUevent *out_event,
+                                   bool *out_captured);
+
 /* Work that is submitted to `handle` from now on comes behind what `producer` has been given.
    Detached. */
 nrm_status nrm__transfer_wait_for(uintptr_t handle, uintptr_t producer);
+
+/*
+ * The same for two streams that memory of `device` is used on, special ones of its primary
+ * context. A per-thread one of another thread cannot be named here: the legacy stream, which
+ * such streams wait for and which waits for them, stands for it. Without effect while one of
+ * the two is being captured and the other is not: events do not order what a graph will do.
+ */
+nrm_status nrm__transfer_join(int device, const nrm_stream *stream,
+                              const nrm_stream *producer);
 
 /* NRM_OK: it is done. NRM_NOT_FOUND (not recorded): not yet. With `waits`, detached, as long
    as it takes. */

@@ -160,6 +160,7 @@ _Static_assert(sizeof(void *) == 8, "the CUDA driver exists on 64-bit hosts only
     X(CU_MEM_ALLOCATION_TYPE_PINNED, 1)                                                \
     X(CU_MEM_HANDLE_TYPE_NONE, 0)                                                      \
     X(CU_MEM_LOCATION_TYPE_DEVICE, 1)                                                  \
+    X(CU_MEM_LOCATION_TYPE_HOST, 2)                                                    \
     X(CU_MEM_ACCESS_FLAGS_PROT_NONE, 0)                                                \
     X(CU_MEM_ACCESS_FLAGS_PROT_READ, 1)                                                \
     X(CU_MEM_ACCESS_FLAGS_PROT_READWRITE, 3)                                           \
@@ -386,6 +387,9 @@ typedef struct nrm_CUgraphEdgeData nrm_CUgraphEdgeData; /* nobody here looks int
     X(cuMemsetD8Async, cuMemsetD8Async, 3020, 1,                                       \
       nrm_CUresult, (nrm_CUdeviceptr dst, unsigned char value, size_t nbytes,          \
                      nrm_CUstream stream))                                             \
+    X(cuMemPrefetchAsync, cuMemPrefetchAsync_v2, 12020, 0,                             \
+      nrm_CUresult, (nrm_CUdeviceptr ptr, size_t nbytes, nrm_CUmemLocation location,   \
+                     unsigned int flags, nrm_CUstream stream))                         \
     X(cuStreamCreate, cuStreamCreate, 2000, 1,                                         \
       nrm_CUresult, (nrm_CUstream *stream, unsigned int flags))                        \
     X(cuStreamDestroy, cuStreamDestroy_v2, 4000, 1,                                    \

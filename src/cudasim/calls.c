@@ -70,6 +70,7 @@ static const unsigned int rules[SIM_N_CALLS] = {
     [SIM_CALL_cuMemcpyAsync] = CURRENT | DRIVER_LOCK,
     [SIM_CALL_cuMemcpy2DAsync] = CURRENT | DRIVER_LOCK,
     [SIM_CALL_cuMemsetD8Async] = CURRENT | DRIVER_LOCK,
+    [SIM_CALL_cuMemPrefetchAsync] = CURRENT | DRIVER_LOCK,
     [SIM_CALL_cuStreamCreate] = CONTEXT | DRIVER_LOCK,
     [SIM_CALL_cuStreamDestroy] = CURRENT | DRIVER_LOCK,
     [SIM_CALL_cuStreamQuery] = CURRENT | UNSAFE,

@@ -80,6 +80,22 @@ cuda_is_registered(const void *ptr)
     return type == NRM_CU_MEMORYTYPE_HOST && managed == 0;
 }
 
+bool
+cuda_is_device_memory(const void *ptr)
+{
+    const struct nrm__driver *driver = nrm__cuda_driver();
+    if (driver == NULL || nrm__cuda_is_forked()) {
+        return false;
+    }
+    nrm_CUstreamCaptureMode mode = nrm__cuda_relax(driver);
+    unsigned type =
+        pointer_attribute(driver, NRM_CU_POINTER_ATTRIBUTE_MEMORY_TYPE, ptr);
+    unsigned managed =
+        pointer_attribute(driver, NRM_CU_POINTER_ATTRIBUTE_IS_MANAGED, ptr);
+    nrm__cuda_unrelax(driver, mode);
+    return type == NRM_CU_MEMORYTYPE_DEVICE || managed != 0;
+}
+
 /* ---- Python functions ---- */
 
 static PyObject *

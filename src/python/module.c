@@ -6,8 +6,10 @@
 
 #include "builtin.h"
 #include "python/array_info.h"
+#include "python/byte_copy.h"
 #include "python/c_api.h"
 #include "python/cuda_query.h"
+#include "python/device_buffer.h"
 #include "python/errors.h"
 #include "python/fork.h"
 #include "python/handler_functions.h"
@@ -35,12 +37,14 @@
     X((state)->error_info_type)                                                        \
     X((state)->array_info_type)                                                        \
     X((state)->pending_type)                                                           \
+    X((state)->device_buffer_type)                                                     \
     X((state)->out_of_memory_error)                                                    \
     X((state)->cuda_error)                                                             \
     X((state)->cuda_unavailable_error)                                                 \
     X((state)->default_stream)                                                         \
     X((state)->legacy_default_stream)                                                  \
     X((state)->per_thread_default_stream)                                              \
+    X((state)->byte_typestr)                                                           \
     X((state)->wrappers)                                                               \
     X((state)->registered)
 
@@ -86,6 +90,7 @@ add_functions(PyObject *module)
         array_info_methods,  cuda_query_methods,
         system_info_methods, stream_functions,
         uses_functions,      pending_functions,
+        byte_copy_functions, device_buffer_functions,
     };
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) {
         if (PyModule_AddFunctions(module, tables[i]) < 0) {
@@ -111,8 +116,8 @@ module_exec(PyObject *module)
     static int (*const steps[])(PyObject *) = {
         errors_init,     interpreter_init,     builtin_init,  stream_init,
         statistics_init, memory_resource_init, registry_init, handler_type_init,
-        array_info_init, pending_init,         pin_init,      c_api_init,
-        fork_init,       add_functions,
+        array_info_init, pending_init,         pin_init,      device_buffer_init,
+        c_api_init,      fork_init,            add_functions,
     };
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
         if (steps[i](module) < 0) {

@@ -93,6 +93,16 @@ reap_orphans(void)
     }
 }
 
+static bool
+keeps_something(const struct pending_object *self)
+{
+    bool keeps = false;
+    for (int i = 0; i < N_KEPT; i++) {
+        keeps = keeps || (self->kept[i] != NULL && self->kept[i] != Py_None);
+    }
+    return keeps;
+}
+
 /* What the copy still needs outlives its Pending; without memory for that, for ever. */
 static void
 orphan(struct pending_object *self)
@@ -140,7 +150,7 @@ static int
 pending_clear(PyObject *object)
 {
     struct pending_object *self = pending_from(object);
-    if (is_running(self)) {
+    if (keeps_something(self) && is_running(self)) {
         orphan(self);
     }
     for (int i = 0; i < N_KEPT; i++) {
@@ -183,8 +193,8 @@ query(PyObject *object, bool waits)
     return 1;
 }
 
-static int
-wait(PyObject *object)
+int
+pending_finish(PyObject *object)
 {
     if (pending_from(object)->is_captured) {
         PyErr_SetString(PyExc_RuntimeError,
@@ -195,10 +205,16 @@ wait(PyObject *object)
     return query(object, true);
 }
 
+bool
+pending_is_running(PyObject *object)
+{
+    return is_running(pending_from(object));
+}
+
 static PyObject *
 pending_wait(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    if (errors_begin_call() < 0 || wait(object) < 0) {
+    if (errors_begin_call() < 0 || pending_finish(object) < 0) {
         return NULL;
     }
     Py_RETURN_NONE;
@@ -207,7 +223,7 @@ pending_wait(PyObject *object, PyObject *Py_UNUSED(unused))
 static PyObject *
 pending_result(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    if (errors_begin_call() < 0 || wait(object) < 0) {
+    if (errors_begin_call() < 0 || pending_finish(object) < 0) {
         return NULL;
     }
     PyObject *dst = pending_from(object)->kept[0];
@@ -351,13 +367,13 @@ note_use(const void *ptr, nrm_stream *stream)
 }
 
 static nrm_status
-submit(const struct nrm__transfer *transfer, nrm_stream *stream,
+submit(const struct nrm__transfer *transfer, int device, nrm_stream *stream,
        struct pending_object *pending)
 {
     nrm_CUevent event = NULL;
     void *token = nrm__detach();
-    nrm_status status = nrm__transfer_submit(transfer, nrm_stream_handle(stream),
-                                             &event, &pending->is_captured);
+    nrm_status status = nrm__transfer_submit_on(
+        device, transfer, nrm_stream_handle(stream), &event, &pending->is_captured);
     nrm__attach(token);
     if (status != NRM_OK) {
         return status;
@@ -374,6 +390,24 @@ submit(const struct nrm__transfer *transfer, nrm_stream *stream,
         status = error.status;
     }
     return status;
+}
+
+PyObject *
+pending_submit(struct module_state *state, const struct nrm__transfer *transfer,
+               int device, nrm_stream *stream, PyObject *dst, PyObject *src,
+               PyObject *between)
+{
+    reap_orphans();
+    struct pending_object *pending = make(state, dst, src, between);
+    if (pending == NULL) {
+        return NULL;
+    }
+    nrm_status status = submit(transfer, device, stream, pending);
+    if (status != NRM_OK) {
+        Py_DECREF(pending);
+        return errors_raise(state, status);
+    }
+    return (PyObject *)pending;
 }
 
 static PyObject *
@@ -396,19 +430,13 @@ copy_submit(PyObject *module, PyObject *args)
     transfer.src = (const char *)(uintptr_t)src_address;
     transfer.direction = (enum nrm__direction)direction;
     transfer.itemsize = (size_t)itemsize;
-    reap_orphans();
     nrm_stream *stream = stream_get(state, stream_object);
-    struct pending_object *pending = stream != NULL ? make(state, dst, src, between)
-                                                    : NULL;
-    if (pending != NULL) {
-        nrm_status status = submit(&transfer, stream, pending);
-        if (status != NRM_OK) {
-            Py_DECREF(pending);
-            pending = (struct pending_object *)errors_raise(state, status);
-        }
+    if (stream == NULL) {
+        return NULL;
     }
+    PyObject *pending = pending_submit(state, &transfer, -1, stream, dst, src, between);
     nrm_stream_release(stream);
-    return (PyObject *)pending;
+    return pending;
 }
 
 static PyObject *

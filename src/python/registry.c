@@ -7,7 +7,9 @@
  */
 #include "python/registry.h"
 
-#include "cuda/device.h"
+#include "core/hooks.h"
+#include "core/registry.h"
+#include "cuda/driver.h"
 #include "nrm/registry.h"
 #include "python/args.h"
 #include "python/cuda_query.h"
@@ -184,21 +186,50 @@ registry_peek(PyObject *module, PyObject *name)
 /* ---- devices ---- */
 
 static PyObject *
-get_for_device(struct module_state *state, int device)
+get_under_key(struct module_state *state, int device, PyObject *key)
 {
     nrm_resource *mr;
     nrm_status status = nrm_get_per_device_resource(device, &mr);
-    if (status != NRM_OK) {
-        return errors_raise(state, status);
-    }
+    return status == NRM_OK ? keep(state, key, mr) : errors_raise(state, status);
+}
+
+/* What is kept of the device holds its resource, so an address that is equal is not that of
+   another one. */
+static PyObject *
+get_for_device(struct module_state *state, int device)
+{
+    PyObject *kept = NULL;
     PyObject *key = PyLong_FromLong(device);
-    if (key == NULL) {
-        nrm_resource_release(mr);
+    if (key == NULL || compat_dict_get(state->registered, key, &kept) < 0) {
+        Py_XDECREF(key);
         return NULL;
     }
-    PyObject *object = keep(state, key, mr);
+    if (kept == NULL ||
+        ((struct resource_object *)kept)->mr != nrm__registry_peek_device(device)) {
+        Py_XDECREF(kept);
+        kept = get_under_key(state, device, key);
+    }
     Py_DECREF(key);
-    return object;
+    return kept;
+}
+
+/* Which device is current only an initialised driver can tell; where there is none, the
+   resource says so when it is asked for memory. */
+static void
+initialize_cuda(void)
+{
+    if (nrm__cuda_driver() == NULL) {
+        void *token = nrm__detach();
+        (void)nrm__cuda_init(NULL);
+        nrm__attach(token);
+    }
+}
+
+PyObject *
+registry_current(struct module_state *state)
+{
+    initialize_cuda();
+    return get_for_device(state, cuda_current_device());
 }
 
 /* `object` None restores the default. */
@@ -268,17 +299,18 @@ set_per_device_resource(PyObject *module, PyObject *const *args, Py_ssize_t n_ar
 static PyObject *
 get_current_device_resource(PyObject *module, PyObject *Py_UNUSED(unused))
 {
-    return errors_begin_call() < 0
-               ? NULL
-               : get_for_device(module_state(module), cuda_current_device());
+    return errors_begin_call() < 0 ? NULL : registry_current(module_state(module));
 }
 
 static PyObject *
 set_current_device_resource(PyObject *module, PyObject *mr)
 {
-    return errors_begin_call() < 0
-               ? NULL
-               : set_for_device(module_state(module), cuda_current_device(), mr);
+    struct module_state *state = module_state(module);
+    if (errors_begin_call() < 0) {
+        return NULL;
+    }
+    initialize_cuda();
+    return set_for_device(state, cuda_current_device(), mr);
 }
 
 PyMethodDef registry_methods[] = {

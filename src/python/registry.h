@@ -8,6 +8,9 @@
 
 int registry_init(PyObject *module);
 
+/* The current resource of the current device: a new reference, or NULL with an error set. */
+PyObject *registry_current(struct module_state *state);
+
 /* Lets go of objects whose name or device stands for something else by now. */
 int registry_prune(struct module_state *state);
 

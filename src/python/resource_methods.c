@@ -33,11 +33,9 @@ begin(PyObject *object, PyTypeObject *type, struct module_state **out_state)
     return memory_resource_get(*out_state, object, "self");
 }
 
-/* Once more after the garbage is gone: cycles may own blocks. An exception of a callback
-   that refused the first time stays set when the second time sets none. */
-static nrm_status
-allocate(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *stream,
-         void **out)
+nrm_status
+resource_allocate_or_collect(nrm_resource *mr, size_t nbytes, size_t alignment,
+                             nrm_stream *stream, void **out)
 {
     nrm_status status = nrm_resource_allocate(mr, nbytes, alignment, stream, out);
     if (status == NRM_OUT_OF_MEMORY && nrm__collect()) {
@@ -65,7 +63,8 @@ resource_allocate(PyObject *object, PyTypeObject *type, PyObject *const *args,
     if (stream == NULL) {
         return NULL;
     }
-    nrm_status status = allocate(mr, nbytes, alignment, stream, &ptr);
+    nrm_status status =
+        resource_allocate_or_collect(mr, nbytes, alignment, stream, &ptr);
     nrm_stream_release(stream);
     if (status != NRM_OK) {
         return errors_raise(state, status);

@@ -11,6 +11,12 @@ extern PyMethodDef resource_methods[];
 extern PyGetSetDef resource_getset[];
 PyObject *resource_repr(PyObject *object);
 
+/* Allocates, and once more after the garbage is gone: cycles may own blocks. An exception of
+   a callback that refused the first time stays set when the second time sets none. */
+nrm_status resource_allocate_or_collect(nrm_resource *mr, size_t nbytes,
+                                        size_t alignment, nrm_stream *stream,
+                                        void **out);
+
 /* Bytes given back, as an int. `keep` is a size or NULL. */
 PyObject *resource_trim_to(struct module_state *state, nrm_resource *mr,
                            PyObject *keep);

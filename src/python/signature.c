@@ -1,6 +1,7 @@
 /*
  * Binding by text signature. A signature is read once, under a lock, into names and
- * counts; binding then compares a handful of short ASCII names.
+ * counts; binding then compares a handful of short ASCII names, by their addresses where
+ * these are interned, as those in the text of a program are.
  */
 #include "python/signature.h"
 
@@ -28,6 +29,11 @@ read_parameter(struct signature *self, const char *item, size_t length, bool *by
     NRM_ASSERT(self->n_names < SIGNATURE_MAX && n < SIGNATURE_NAME_MAX);
     memcpy(self->names[self->n_names], item, n);
     self->names[self->n_names][n] = '\0';
+    self->interned[self->n_names] =
+        PyUnicode_InternFromString(self->names[self->n_names]);
+    if (self->interned[self->n_names] == NULL) {
+        PyErr_Clear(); /* names are compared by their text then */
+    }
     self->n_names++;
     if (!*by_name) {
         self->n_positional++;
@@ -82,20 +88,37 @@ bind_positional(struct signature *self, PyObject *const *args, Py_ssize_t n_args
     return 0;
 }
 
+/* The index of a name; n_names: there is none. */
+static int
+find_name(const struct signature *self, PyObject *name)
+{
+    int i = self->n_positional_only;
+    while (i < self->n_names && name != self->interned[i]) {
+        i++;
+    }
+    if (i < self->n_names) {
+        return i;
+    }
+    i = self->n_positional_only;
+    while (i < self->n_names &&
+           PyUnicode_CompareWithASCIIString(name, self->names[i]) != 0) {
+        i++;
+    }
+    return i;
+}
+
 static int
 bind_keyword(struct signature *self, PyObject *name, PyObject *value, PyObject **values)
 {
-    for (int i = self->n_positional_only; i < self->n_names; i++) {
-        if (PyUnicode_CompareWithASCIIString(name, self->names[i]) != 0) {
-            continue;
-        }
-        if (values[i] != NULL) {
-            PyErr_Format(PyExc_TypeError, "%s() got two values for argument '%U'",
-                         self->function, name);
-            return -1;
-        }
+    int i = find_name(self, name);
+    if (i < self->n_names && values[i] == NULL) {
         values[i] = value;
         return 0;
+    }
+    if (i < self->n_names) {
+        PyErr_Format(PyExc_TypeError, "%s() got two values for argument '%U'",
+                     self->function, name);
+        return -1;
     }
     PyErr_Format(PyExc_TypeError, "%s() has no argument '%U': %s(%s)", self->function,
                  name, self->function, self->text);

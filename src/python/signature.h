@@ -23,6 +23,7 @@ struct signature {
     int n_positional; /* may be given by position */
     int n_required;   /* the first ones have no default */
     char names[SIGNATURE_MAX][SIGNATURE_NAME_MAX];
+    PyObject *interned[SIGNATURE_MAX]; /* the same; NULL: no memory for it */
 };
 
 #define SIGNATURE(function_, text_) {.function = (function_), .text = (text_)}

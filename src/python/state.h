@@ -27,6 +27,7 @@ struct module_state {
     PyTypeObject *error_info_type;
     PyTypeObject *array_info_type;
     PyTypeObject *pending_type;
+    PyTypeObject *device_buffer_type;
 
     PyObject *out_of_memory_error;
     PyObject *cuda_error;
@@ -35,6 +36,8 @@ struct module_state {
     PyObject *default_stream; /* the Stream constants */
     PyObject *legacy_default_stream;
     PyObject *per_thread_default_stream;
+
+    PyObject *byte_typestr; /* "|u1" */
 
     PyObject *wrappers;   /* address of a C resource -> weak reference of its object */
     PyObject *registered; /* name or device -> the object in the registry, kept alive */

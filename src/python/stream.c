@@ -138,6 +138,12 @@ stream_get(struct module_state *state, PyObject *object)
     if (object == NULL) {
         return nrm_stream_default();
     }
+    if (object == Py_None) {
+        PyErr_SetString(PyExc_TypeError,
+                        "stream argument cannot be None: leave it out for "
+                        "DEFAULT_STREAM");
+        return NULL;
+    }
     return stream_of_object(state, object,
                             "stream must be a Stream or an object with __cuda_stream__ "
                             "(a handle becomes one by Stream(handle))");

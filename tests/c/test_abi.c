@@ -139,6 +139,7 @@ SAME_FIELD_OF(CUmemAccessDesc, flags);
 #define nrm_CUDA_MEMCPY2D CUDA_MEMCPY2D
 #define nrm_CUmemAllocationProp CUmemAllocationProp
 #define nrm_CUmemAccessDesc CUmemAccessDesc
+#define nrm_CUmemLocation CUmemLocation
 #define nrm_CUmemAllocationGranularity_flags CUmemAllocationGranularity_flags
 
 #define X(name, symbol, version, required, result, arguments)                          \

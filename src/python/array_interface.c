@@ -1,0 +1,183 @@
+/*
+ * The dictionary by which libraries pass device memory to each other.
+ *
+ * `stream` tells a consumer what to wait for, and most of them wait on the host, so it is None
+ * unless something of ours is known to run. 0 is not allowed there: the legacy stream is 1.
+ */
+#include "python/array_interface.h"
+
+#include "core/transfer.h"
+#include "python/args.h"
+#include "python/compat.h"
+
+/* ---- ours ---- */
+
+static PyObject *
+stream_entry(const nrm_stream *stream)
+{
+    if (stream == NULL) {
+        Py_RETURN_NONE;
+    }
+    uintptr_t handle = nrm_stream_handle(stream);
+    bool is_default = handle == NRM_STREAM_HANDLE_DEFAULT;
+    return PyLong_FromSize_t(is_default ? NRM_STREAM_HANDLE_LEGACY : handle);
+}
+
+PyObject *
+array_interface_make(const void *ptr, PyObject *shape, PyObject *strides,
+                     PyObject *typestr, PyObject *descr, const nrm_stream *stream)
+{
+    PyObject *dict = Py_BuildValue("{s:O,s:O,s:(NO),s:O,s:i,s:N}", "shape", shape,
+                                   "typestr", typestr, "data",
+                                   PyLong_FromVoidPtr((void *)ptr), Py_False, "strides",
+                                   strides != NULL ? strides : Py_None, "version", 3,
+                                   "stream", stream_entry(stream));
+    if (dict != NULL && descr != NULL &&
+        PyDict_SetItemString(dict, "descr", descr) < 0) {
+        Py_CLEAR(dict);
+    }
+    return dict;
+}
+
+/* ---- of others ---- */
+
+/* Borrowed; NULL without an error: it has no such entry, or it is None. */
+static PyObject *
+entry(PyObject *dict, const char *key)
+{
+    PyObject *value = PyDict_GetItemString(dict, key);
+    return value == Py_None ? NULL : value;
+}
+
+/* "<f8": 8 */
+static int
+read_itemsize(PyObject *dict, const char *name, size_t *out)
+{
+    PyObject *value = entry(dict, "typestr");
+    const char *text = value != NULL && PyUnicode_Check(value) ? PyUnicode_AsUTF8(value)
+                                                               : NULL;
+    char *end = NULL;
+    unsigned long itemsize = 0;
+    if (text != NULL && strlen(text) >= 3) {
+        itemsize = strtoul(text + 2, &end, 10);
+    }
+    if (end == NULL || end == text + 2 || (*end != '\0' && *end != '[')) {
+        PyErr_Format(PyExc_ValueError,
+                     "%s: the typestr of its __cuda_array_interface__ is no text such "
+                     "as '<f8'",
+                     name);
+        return -1;
+    }
+    *out = itemsize;
+    return 0;
+}
+
+static int
+not_contiguous(const char *name, PyObject *shape, PyObject *strides)
+{
+    PyErr_Format(PyExc_ValueError,
+                 "%s must be C-contiguous: it has shape %R and strides %R", name, shape,
+                 strides);
+    return -1;
+}
+
+/* Multiplies `io_nbytes`, an item's size, by the shape. */
+static int
+read_shape(PyObject *dict, const char *name, size_t *io_nbytes)
+{
+    PyObject *shape = entry(dict, "shape");
+    PyObject *strides = entry(dict, "strides");
+    if (shape == NULL || !PyTuple_Check(shape) ||
+        (strides != NULL && (!PyTuple_Check(strides) ||
+                             PyTuple_GET_SIZE(strides) != PyTuple_GET_SIZE(shape)))) {
+        PyErr_Format(PyExc_ValueError,
+                     "%s: shape and strides of its __cuda_array_interface__ must be "
+                     "tuples of one length",
+                     name);
+        return -1;
+    }
+    bool is_contiguous = true;
+    size_t dense = *io_nbytes;
+    for (Py_ssize_t i = PyTuple_GET_SIZE(shape) - 1; i >= 0; i--) {
+        size_t n = PyLong_AsSize_t(PyTuple_GET_ITEM(shape, i));
+        Py_ssize_t stride =
+            strides == NULL ? 0 : PyLong_AsSsize_t(PyTuple_GET_ITEM(strides, i));
+        if (PyErr_Occurred()) {
+            return -1;
+        }
+        is_contiguous = is_contiguous &&
+                        (strides == NULL || n <= 1 || stride == (Py_ssize_t)dense);
+        if (n != 0 && dense > SIZE_MAX / 2 / n) {
+            PyErr_Format(PyExc_ValueError, "%s has no size: its shape is %R", name,
+                         shape);
+            return -1;
+        }
+        dense *= n;
+    }
+    *io_nbytes = dense;
+    return is_contiguous || dense == 0 ? 0 : not_contiguous(name, shape, strides);
+}
+
+static int
+read_place(PyObject *dict, const char *name, struct array_bytes *out)
+{
+    PyObject *data = entry(dict, "data");
+    PyObject *stream = entry(dict, "stream");
+    uintptr_t ptr = 0;
+    out->producer = 0;
+    if (data == NULL || !PyTuple_Check(data) || PyTuple_GET_SIZE(data) < 1) {
+        PyErr_Format(
+            PyExc_ValueError,
+            "%s: its __cuda_array_interface__ has no data (address, read-only)", name);
+        return -1;
+    }
+    PyObject *address = PyTuple_GET_ITEM(data, 0);
+    if (address != Py_None && arg_address(address, name, &ptr) < 0) {
+        return -1;
+    }
+    out->ptr = (char *)ptr;
+    if (stream == NULL) {
+        return 0;
+    }
+    if (arg_address(stream, name, &out->producer) < 0) {
+        return -1;
+    }
+    if (out->producer == 0) {
+        PyErr_Format(PyExc_ValueError,
+                     "%s: stream 0 of __cuda_array_interface__ is ambiguous; 1 is the "
+                     "legacy default stream, and 2 the per-thread one",
+                     name);
+        return -1;
+    }
+    return 0;
+}
+
+int
+array_interface_read(PyObject *object, const char *name, struct array_bytes *out)
+{
+    PyObject *dict = PyObject_GetAttrString(object, "__cuda_array_interface__");
+    if (dict == NULL && PyErr_ExceptionMatches(PyExc_AttributeError)) {
+        PyErr_Format(PyExc_TypeError,
+                     "%s must have __cuda_array_interface__, and %.100s has none", name,
+                     Py_TYPE(object)->tp_name);
+        return -1;
+    }
+    if (dict == NULL) {
+        return -1;
+    }
+    int result = -1;
+    if (!PyDict_Check(dict)) {
+        PyErr_Format(PyExc_TypeError, "%s: __cuda_array_interface__ must be a dict",
+                     name);
+    }
+    else if (entry(dict, "mask") != NULL) {
+        PyErr_Format(PyExc_ValueError, "%s: an array with a mask cannot be copied",
+                     name);
+    }
+    else if (read_itemsize(dict, name, &out->nbytes) == 0 &&
+             read_shape(dict, name, &out->nbytes) == 0) {
+        result = read_place(dict, name, out);
+    }
+    Py_DECREF(dict);
+    return result;
+}

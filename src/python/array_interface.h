@@ -1,0 +1,27 @@
+/* __cuda_array_interface__, version 3: that of our objects, and what that of others says. */
+#ifndef NRM_PYTHON_ARRAY_INTERFACE_H
+#define NRM_PYTHON_ARRAY_INTERFACE_H
+
+#include <Python.h>
+
+#include "nrm/stream.h"
+#include "python/state.h"
+
+/* A new dict; `strides` NULL: C-contiguous; `descr` NULL: none; `stream` NULL: nothing is
+   pending. All are borrowed. NULL with an error set fails. */
+PyObject *array_interface_make(const void *ptr, PyObject *shape, PyObject *strides,
+                               PyObject *typestr, PyObject *descr,
+                               const nrm_stream *stream);
+
+/* Contiguous memory that an object offers. */
+struct array_bytes {
+    char *ptr;
+    size_t nbytes;
+    uintptr_t producer; /* the handle of a stream to wait for; 0: none */
+};
+
+/* Reads the interface of `object`, `name` in messages. -1 with a TypeError: there is none;
+   ValueError: it is not C-contiguous, or makes no sense. */
+int array_interface_read(PyObject *object, const char *name, struct array_bytes *out);
+
+#endif

@@ -1,0 +1,275 @@
+/*
+ * DeviceBuffer: how one is made and what becomes of it.
+ *
+ * Made and dropped millions of times, so the type is called by vectorcall, the current
+ * resource is found by one look-up in a dictionary, and nothing is made that is not asked for:
+ * neither the Stream nor the dictionary of the array interface.
+ *
+ * The collector clears no more than that dictionary. The resource must be there when the
+ * memory goes back, and whatever could lead from it back to the buffer (an instance's
+ * dictionary, a list) has a clear of its own.
+ */
+#include "python/device_buffer.h"
+
+#include "base/assert.h"
+#include "python/args.h"
+#include "python/byte_copy.h"
+#include "python/errors.h"
+#include "python/pending.h"
+#include "python/signature.h"
+
+#define BUFFER_TEXT "*, ptr=0, size=0, stream=..., mr=None"
+
+/* ---- making one ---- */
+
+static struct device_buffer *
+make_empty(PyTypeObject *type)
+{
+    return device_buffer_from(type->tp_alloc(type, 0));
+}
+
+static PyObject *
+with_memory(struct module_state *state, struct device_buffer *self, size_t nbytes)
+{
+    if (device_memory_allocate(state, &self->memory, nbytes) < 0) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    self->nbytes = nbytes;
+    return (PyObject *)self;
+}
+
+PyObject *
+device_buffer_make(struct module_state *state, PyTypeObject *type, size_t nbytes,
+                   PyObject *stream, PyObject *mr)
+{
+    struct device_buffer *self = make_empty(type);
+    if (self == NULL) {
+        return NULL;
+    }
+    if (device_memory_init(state, &self->memory, stream, mr) < 0) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    return with_memory(state, self, nbytes);
+}
+
+PyObject *
+device_buffer_make_like(struct module_state *state, const struct device_buffer *other,
+                        size_t nbytes)
+{
+    struct device_buffer *self = make_empty(state->device_buffer_type);
+    if (self == NULL) {
+        return NULL;
+    }
+    device_memory_init_like(&self->memory, &other->memory);
+    return with_memory(state, self, nbytes);
+}
+
+/* `values` as BUFFER_TEXT names them. */
+static PyObject *
+make_of_arguments(struct module_state *state, PyTypeObject *type, PyObject **values)
+{
+    uintptr_t ptr = 0;
+    size_t nbytes = 0;
+    if ((values[0] != NULL && arg_address(values[0], "ptr", &ptr) < 0) ||
+        (values[1] != NULL && arg_nbytes(values[1], "size", &nbytes) < 0)) {
+        return NULL;
+    }
+    PyObject *self = device_buffer_make(state, type, nbytes, values[2], values[3]);
+    if (self != NULL && ptr != 0 && nbytes != 0 &&
+        byte_copy_from_address(state, device_buffer_from(self), ptr) < 0) {
+        Py_CLEAR(self);
+    }
+    return self;
+}
+
+static struct signature buffer_signature = SIGNATURE("DeviceBuffer", BUFFER_TEXT);
+
+static PyObject *
+buffer_vectorcall(PyObject *type, PyObject *const *args, size_t n_args, PyObject *names)
+{
+    struct module_state *state = PyType_GetModuleState((PyTypeObject *)type);
+    PyObject *values[4];
+    if (errors_begin_call() < 0 ||
+        signature_bind(&buffer_signature, args, (Py_ssize_t)n_args, names, values) <
+            0) {
+        return NULL;
+    }
+    return make_of_arguments(state, (PyTypeObject *)type, values);
+}
+
+/* For subclasses: vectorcall is not inherited. */
+static PyObject *
+buffer_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
+{
+    struct module_state *state = type_state(type);
+    PyObject *values[4];
+    if (state == NULL || errors_begin_call() < 0 ||
+        signature_bind_tuple(&buffer_signature, args, keywords, values) < 0) {
+        return NULL;
+    }
+    return make_of_arguments(state, type, values);
+}
+
+/* ---- life ---- */
+
+static int
+buffer_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    struct device_buffer *self = device_buffer_from(object);
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(self->interface);
+    Py_VISIT(self->pending);
+    return device_memory_traverse(&self->memory, visit, arg);
+}
+
+static int
+buffer_clear(PyObject *object)
+{
+    Py_CLEAR(device_buffer_from(object)->interface);
+    return 0;
+}
+
+static void
+buffer_dealloc(PyObject *object)
+{
+    struct device_buffer *self = device_buffer_from(object);
+    PyTypeObject *type = Py_TYPE(object);
+    PyObject_GC_UnTrack(object);
+    if (self->weakrefs != NULL) {
+        PyObject_ClearWeakRefs(object);
+    }
+    device_memory_finish(&self->memory);
+    Py_XDECREF(self->interface);
+    Py_XDECREF(self->pending);
+    type->tp_free(object);
+    Py_DECREF(type);
+}
+
+/* ---- for the other files ---- */
+
+void
+device_buffer_changed(struct device_buffer *self)
+{
+    Py_CLEAR(self->interface);
+}
+
+void
+device_buffer_set_pending(struct device_buffer *self, PyObject *pending)
+{
+    Py_XSETREF(self->pending, pending);
+}
+
+bool
+device_buffer_is_pending(struct device_buffer *self)
+{
+    if (self->pending != NULL && !pending_is_running(self->pending)) {
+        Py_CLEAR(self->pending);
+    }
+    return self->pending != NULL;
+}
+
+/* ---- the type ---- */
+
+static PyObject *
+buffer_repr(PyObject *object)
+{
+    struct device_buffer *self = device_buffer_from(object);
+    return PyUnicode_FromFormat("<DeviceBuffer of %zu B at %p, %R>", self->nbytes,
+                                self->memory.ptr, self->memory.mr_object);
+}
+
+static Py_ssize_t
+buffer_length(PyObject *object)
+{
+    return (Py_ssize_t)device_buffer_from(object)->nbytes;
+}
+
+static PyMemberDef buffer_members[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(struct device_buffer, weakrefs),
+     READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+enum { MAX_METHODS = 24 };
+
+static PyMethodDef all_methods[MAX_METHODS]; /* of both tables */
+
+static void
+add_methods(const PyMethodDef *table)
+{
+    int n = 0;
+    while (all_methods[n].ml_name != NULL) {
+        n++;
+    }
+    for (; table->ml_name != NULL; table++) {
+        NRM_ASSERT(n + 1 < MAX_METHODS);
+        all_methods[n++] = *table;
+    }
+}
+
+static PyType_Slot buffer_slots[] = {
+    {Py_tp_doc,
+     (void *)PyDoc_STR(
+         "DeviceBuffer(" BUFFER_TEXT ")\n--\n\n"
+         "Bytes that a device can use, of a resource, in the order of a stream.\n\n"
+         "Parameters\n----------\n"
+         "ptr : int\n"
+         "    The address, of the host or of a device, that `size` bytes are copied\n"
+         "    from; 0: none are. Bytes of a device are copied in the order of `stream`,\n"
+         "    and waited for when that is DEFAULT_STREAM; those of the host always are.\n"
+         "size : int or str\n"
+         "    Bytes.\n"
+         "stream : Stream\n"
+         "    The memory may be used behind it, and goes back behind it.\n"
+         "mr : MemoryResource, optional\n"
+         "    Of memory that a device can use. None: the current one of the current\n"
+         "    device. It lives as long as the buffer.\n\n"
+         "Raises\n------\n"
+         "OutOfMemoryError\n    When the memory cannot be had.\n"
+         "ValueError\n    For a negative size, and a resource of host memory.\n"
+         "CudaError\n    When the copy failed.\n\n"
+         "Notes\n-----\n"
+         "The content of new memory is not known. There is no buffer protocol, as the\n"
+         "host cannot read memory of a device; ``bytes(buffer)`` copies it.\n\n"
+         "Pickling copies the bytes to the host; with protocol 5 they may go out of\n"
+         "band. What is unpickled has the current resource and DEFAULT_STREAM.\n")},
+    {Py_tp_new, buffer_new},
+    {Py_tp_dealloc, buffer_dealloc},
+    {Py_tp_traverse, buffer_traverse},
+    {Py_tp_clear, buffer_clear},
+    {Py_tp_repr, buffer_repr},
+    {Py_sq_length, buffer_length},
+    {Py_tp_methods, all_methods},
+    {Py_tp_getset, device_buffer_getset},
+    {Py_tp_members, buffer_members},
+    {0, NULL},
+};
+
+static PyType_Spec buffer_spec = {
+    .name = "numpy_rmm.DeviceBuffer",
+    .basicsize = sizeof(struct device_buffer),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC |
+             Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = buffer_slots,
+};
+
+int
+device_buffer_init(PyObject *module)
+{
+    struct module_state *state = module_state(module);
+    if (all_methods[0].ml_name == NULL) {
+        add_methods(device_buffer_methods);
+        add_methods(device_buffer_copy_methods);
+    }
+    state->byte_typestr = PyUnicode_InternFromString("|u1");
+    PyObject *type = PyType_FromModuleAndSpec(module, &buffer_spec, NULL);
+    if (type == NULL || state->byte_typestr == NULL) {
+        Py_XDECREF(type);
+        return -1;
+    }
+    state->device_buffer_type = (PyTypeObject *)type;
+    state->device_buffer_type->tp_vectorcall = buffer_vectorcall;
+    return PyModule_AddType(module, state->device_buffer_type);
+}

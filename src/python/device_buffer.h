@@ -1,0 +1,69 @@
+/* DeviceBuffer: bytes that a device can use. */
+#ifndef NRM_PYTHON_DEVICE_BUFFER_H
+#define NRM_PYTHON_DEVICE_BUFFER_H
+
+#include <Python.h>
+
+#include <stdatomic.h>
+
+#include "python/device_memory.h"
+#include "python/state.h"
+
+struct device_buffer {
+    PyObject ob_base; /* as PyObject_HEAD */
+    struct device_memory memory;
+    size_t nbytes; /* at most memory.nbytes */
+    PyObject
+        *interface; /* what __cuda_array_interface__ gives; NULL: made when asked for */
+    PyObject *pending; /* of the last copy that was not waited for; NULL: none runs */
+    atomic_size_t n_exports; /* DLPack tensors that stand for its address */
+    bool is_changing;        /* a thread gives it another size or stream */
+    PyObject *weakrefs;
+};
+
+int device_buffer_init(PyObject *module);
+
+extern PyMethodDef device_buffer_functions[];
+
+/* Of device_buffer_methods.c and device_buffer_copies.c. */
+extern PyMethodDef device_buffer_methods[];
+extern PyMethodDef device_buffer_copy_methods[];
+extern PyGetSetDef device_buffer_getset[];
+
+/* A new one of `nbytes` bytes of unknown content; `stream` and `mr` as device_memory_init takes
+   them. */
+PyObject *device_buffer_make(struct module_state *state, PyTypeObject *type,
+                             size_t nbytes, PyObject *stream, PyObject *mr);
+
+/* The same with the resource and the stream of another one. */
+PyObject *device_buffer_make_like(struct module_state *state,
+                                  const struct device_buffer *other, size_t nbytes);
+
+/* The same with its bytes too: copied in the order of its stream, waited for on the default
+   one only. */
+PyObject *device_buffer_copy(struct module_state *state, struct device_buffer *self);
+
+/* A new one with the bytes of a host buffer. */
+PyObject *device_buffer_of_host(struct module_state *state, PyTypeObject *type,
+                                PyObject *host, PyObject *stream, PyObject *mr);
+
+/* A new NumPy array of unsigned bytes with what it has. */
+PyObject *device_buffer_to_array(struct module_state *state, struct device_buffer *self,
+                                 PyObject *stream);
+
+/* Its memory, or its size, is another one now. */
+void device_buffer_changed(struct device_buffer *self);
+
+/* Keeps the Pending of a copy that was not waited for (steals it). */
+void device_buffer_set_pending(struct device_buffer *self, PyObject *pending);
+
+/* Whether a copy of ours into it runs; forgets one that is done. */
+bool device_buffer_is_pending(struct device_buffer *self);
+
+static inline struct device_buffer *
+device_buffer_from(PyObject *object)
+{
+    return (struct device_buffer *)object;
+}
+
+#endif
