@@ -23,13 +23,17 @@ try:
         ArrayInfo,
         CudaError,
         CudaUnavailableError,
+        DeviceArray,
         DeviceBuffer,
+        DeviceScalar,
         ErrorInfo,
+        Event,
         Handler,
         OutOfMemoryError,
         Pending,
         ResourceStatistics,
         Stream,
+        StreamPool,
         __version__,
         array_info,
         copy_device_to_ptr,
@@ -42,6 +46,7 @@ try:
         memory_kind,
         pin,
         record_use,
+        to_device,
         trim,
     )
 except ModuleNotFoundError as error:
@@ -76,6 +81,7 @@ if TYPE_CHECKING:
     from numpy_rmm._options import options
     from numpy_rmm._registry import registry
     from numpy_rmm._statistics import Statistics
+    from numpy_rmm._streams import CudaStreamFlags
 
 __all__ = [
     "DEFAULT_STREAM",
@@ -83,15 +89,21 @@ __all__ = [
     "PER_THREAD_DEFAULT_STREAM",
     "ArrayInfo",
     "CudaError",
+    "CudaStreamFlags",
+    "CudaStreamPool",
     "CudaUnavailableError",
+    "DeviceArray",
     "DeviceBuffer",
+    "DeviceScalar",
     "ErrorInfo",
+    "Event",
     "Handler",
     "OutOfMemoryError",
     "Pending",
     "ResourceStatistics",
     "Statistics",
     "Stream",
+    "StreamPool",
     "__version__",
     "array_info",
     "assert_active",
@@ -120,15 +132,19 @@ __all__ = [
     "set_handler",
     "stream_capture",
     "testing",
+    "to_device",
     "trim",
     "use_handler",
     "zeros_like_pinned",
     "zeros_pinned",
 ]
 
+CudaStreamPool = StreamPool  # as RMM calls it
+
 # Where the names live that are made at their first use (PEP 562).
 _MODULES = {"mr", "testing"}
 _PLACES = {
+    "CudaStreamFlags": "_streams",
     "Statistics": "_statistics",
     "assert_active": "_handlers",
     "copyto": "_copy",

@@ -264,7 +264,9 @@ def _start(dst: _Side, src: _Side, stream: _core.Stream) -> _core.Pending:
     if 0 in dst.shape or dst.dtype.itemsize == 0:
         return _core._copy_done(dst.owner, src.owner)
     for side in (dst, src):
-        if side.producer is not None and side.producer != stream.handle:
+        if isinstance(side.owner, _core.DeviceBuffer | _core.DeviceArray):
+            _core._copy_wait_for(stream, side.owner)
+        elif side.producer is not None and side.producer != stream.handle:
             _core._copy_wait_for(stream, side.producer)
     has_host = dst.array is not None or src.array is not None
     if dst.overlaps(src):
@@ -308,8 +310,9 @@ def copyto(
         converted. Any strides. An address of device memory is taken as a C-contiguous
         array like the other side. Two NumPy arrays are copied by :func:`numpy.copyto`.
     stream : Stream, object with ``__cuda_stream__``, or int
-        On which the copy is made, after what was submitted to it, and after what the
-        streams that the arrays name in ``__cuda_array_interface__`` have been given.
+        On which the copy is made, after what was submitted to it, after what the
+        streams that the arrays name in ``__cuda_array_interface__`` have been given,
+        and those of a DeviceBuffer or DeviceArray.
     blocking : bool
         Whether to wait for the copy.
 

@@ -176,7 +176,7 @@ def test_a_buffer_does_not_move_under_a_tensor() -> None:
     capsule, other = buffer.__dlpack__(), buffer.__dlpack__()
     address = buffer.ptr
     for call in (buffer.resize, buffer.reserve):
-        with pytest.raises(BufferError, match="2 DLPack tensors"):
+        with pytest.raises(BufferError, match="2 arrays and DLPack tensors"):
             call(101)
     buffer.resize(50)
     assert buffer.ptr == address

@@ -17,6 +17,7 @@ from numpy_rmm import (
     DEFAULT_STREAM,
     LEGACY_DEFAULT_STREAM,
     PER_THREAD_DEFAULT_STREAM,
+    CudaStreamFlags,
     Stream,
     mr,
 )
@@ -74,7 +75,8 @@ def test_a_stream_keeps_what_it_was_made_from() -> None:
         (1.5, TypeError, "obj must be a handle"),
         (-1, ValueError, "negative"),
         (2**64, ValueError, r"2\*\*64"),
-        (Theirs(version=1), ValueError, "version"),
+        (Theirs(version=1), NotImplementedError, "version: '1'"),
+        (Theirs(version=-1), ValueError, "version"),
         (Theirs(handle=None), TypeError, "handle of __cuda_stream__"),
     ],
 )
@@ -90,8 +92,84 @@ def test_a_protocol_that_is_broken() -> None:
         Stream(theirs)
 
 
+def test_an_error_of_the_protocol_is_its_own() -> None:
+    class Broken:
+        def __cuda_stream__(self) -> object:
+            return self.nothing  # type: ignore[attr-defined]
+
+    with pytest.raises(AttributeError, match="nothing"):
+        Stream(Broken())  # type: ignore[arg-type]
+
+
+# ---- libraries without the protocol --------------------------------------------------
+
+
+class Value:
+    """A pointer of ctypes, as Numba has it."""
+
+    def __init__(self, value: int | None) -> None:
+        self.value = value
+
+
+def stream_of(module: str, **attributes: object) -> object:
+    base = type("Stream", (), {"__module__": module})
+    stream = type("Subclass", (base,), {})()
+    vars(stream).update(attributes)
+    return stream
+
+
 @pytest.mark.parametrize(
-    ("flags", "is_blocking"), [(None, True), (0, True), (1, False)]
+    ("module", "attributes", "handle"),
+    [
+        ("cupy.cuda.stream", {"ptr": 0x1230}, 0x1230),
+        ("cupy", {"ptr": 0}, 0),
+        ("torch.cuda.streams", {"cuda_stream": 0x1230}, 0x1230),
+        ("numba.cuda.cudadrv.driver", {"handle": Value(0x1230)}, 0x1230),
+        ("numba.cuda.cudadrv.driver", {"handle": Value(None)}, 0),
+        ("numba_cuda.numba.cuda.driver", {"handle": 0x1230}, 0x1230),
+    ],
+)
+def test_streams_of_libraries(
+    module: str, attributes: dict[str, object], handle: int
+) -> None:
+    theirs = stream_of(module, **attributes)
+    dead = weakref.ref(theirs)
+    stream = Stream(theirs)  # type: ignore[arg-type]
+    assert stream.handle == handle
+    del theirs
+    gc.collect()
+    if handle != 0:
+        assert dead() is not None
+    del stream
+    numpy_rmm.trim()
+    assert dead() is None
+
+
+@pytest.mark.parametrize(
+    ("module", "attributes"),
+    [
+        ("other", {"ptr": 0x1230}),
+        ("cupyx", {"ptr": 0x1230}),
+        ("torch.cuda.streams", {"ptr": 0x1230}),
+    ],
+)
+def test_names_that_others_have_too(module: str, attributes: dict[str, object]) -> None:
+    with pytest.raises(TypeError, match=r"obj must be a handle .*, not Subclass"):
+        Stream(stream_of(module, **attributes))  # type: ignore[arg-type]
+
+
+# ---- new ones ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_blocking"),
+    [
+        (None, True),
+        (0, True),
+        (1, False),
+        (CudaStreamFlags.SYNC_DEFAULT, True),
+        (CudaStreamFlags.NON_BLOCKING, False),
+    ],
 )
 def test_a_new_stream(cuda: Driver, flags: int | None, is_blocking: bool) -> None:
     cuda.activate()

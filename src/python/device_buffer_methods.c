@@ -1,6 +1,8 @@
 /*
  * Attributes of DeviceBuffer, its size, and what it is for other libraries and pickle.
  */
+#include "python/device_buffer.h"
+
 #include "core/hooks.h"
 #include "python/args.h"
 #include "python/byte_copy.h"
@@ -159,7 +161,8 @@ check_exports(struct device_buffer *self)
         return 0;
     }
     PyErr_Format(PyExc_BufferError,
-                 "the buffer cannot move: %zu DLPack tensors stand for its memory",
+                 "the buffer cannot move: %zu arrays and DLPack tensors stand for its "
+                 "memory",
                  n_exports);
     return -1;
 }

@@ -9,8 +9,11 @@
 #include "python/byte_copy.h"
 #include "python/c_api.h"
 #include "python/cuda_query.h"
+#include "python/device_array.h"
 #include "python/device_buffer.h"
+#include "python/device_scalar.h"
 #include "python/errors.h"
+#include "python/event.h"
 #include "python/fork.h"
 #include "python/handler_functions.h"
 #include "python/handler_type.h"
@@ -24,6 +27,7 @@
 #include "python/state.h"
 #include "python/statistics.h"
 #include "python/stream.h"
+#include "python/stream_pool.h"
 #include "python/system_info.h"
 #include "python/uses.h"
 
@@ -38,6 +42,8 @@
     X((state)->array_info_type)                                                        \
     X((state)->pending_type)                                                           \
     X((state)->device_buffer_type)                                                     \
+    X((state)->device_array_type)                                                      \
+    X((state)->event_type)                                                             \
     X((state)->out_of_memory_error)                                                    \
     X((state)->cuda_error)                                                             \
     X((state)->cuda_unavailable_error)                                                 \
@@ -45,6 +51,7 @@
     X((state)->legacy_default_stream)                                                  \
     X((state)->per_thread_default_stream)                                              \
     X((state)->byte_typestr)                                                           \
+    X((state)->cuda_stream_name)                                                       \
     X((state)->wrappers)                                                               \
     X((state)->registered)
 
@@ -84,13 +91,14 @@ static int
 add_functions(PyObject *module)
 {
     PyMethodDef *const tables[] = {
-        errors_methods,      memory_resource_functions,
-        resource_functions,  handler_functions,
-        registry_methods,    options_methods,
-        array_info_methods,  cuda_query_methods,
-        system_info_methods, stream_functions,
-        uses_functions,      pending_functions,
-        byte_copy_functions, device_buffer_functions,
+        errors_methods,         memory_resource_functions,
+        resource_functions,     handler_functions,
+        registry_methods,       options_methods,
+        array_info_methods,     cuda_query_methods,
+        system_info_methods,    stream_functions,
+        uses_functions,         pending_functions,
+        byte_copy_functions,    device_buffer_functions,
+        device_array_functions,
     };
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) {
         if (PyModule_AddFunctions(module, tables[i]) < 0) {
@@ -114,10 +122,13 @@ module_exec(PyObject *module)
         return -1;
     }
     static int (*const steps[])(PyObject *) = {
-        errors_init,     interpreter_init,     builtin_init,  stream_init,
-        statistics_init, memory_resource_init, registry_init, handler_type_init,
-        array_info_init, pending_init,         pin_init,      device_buffer_init,
-        c_api_init,      fork_init,            add_functions,
+        errors_init,        interpreter_init,   builtin_init,
+        stream_init,        statistics_init,    memory_resource_init,
+        registry_init,      handler_type_init,  array_info_init,
+        pending_init,       pin_init,           event_init,
+        stream_pool_init,   device_buffer_init, device_array_init,
+        device_scalar_init, c_api_init,         fork_init,
+        add_functions,
     };
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
         if (steps[i](module) < 0) {

@@ -18,6 +18,7 @@
 #include "nrm/resource.h"
 #include "nrm/uses.h"
 #include "os/fork.h"
+#include "python/device_array.h"
 #include "python/errors.h"
 #include "python/stream.h"
 
@@ -410,6 +411,17 @@ pending_submit(struct module_state *state, const struct nrm__transfer *transfer,
     return (PyObject *)pending;
 }
 
+/* Whose default streams are meant: that of an end of ours, else of the current context. */
+static int
+device_of(struct module_state *state, PyObject *dst, PyObject *src)
+{
+    struct device_memory *memory = device_memory_of(state, dst);
+    if (memory == NULL) {
+        memory = device_memory_of(state, src);
+    }
+    return memory != NULL ? memory->device : NRM_DEVICE_NONE;
+}
+
 static PyObject *
 copy_submit(PyObject *module, PyObject *args)
 {
@@ -434,7 +446,8 @@ copy_submit(PyObject *module, PyObject *args)
     if (stream == NULL) {
         return NULL;
     }
-    PyObject *pending = pending_submit(state, &transfer, -1, stream, dst, src, between);
+    PyObject *pending = pending_submit(state, &transfer, device_of(state, dst, src),
+                                       stream, dst, src, between);
     nrm_stream_release(stream);
     return pending;
 }
@@ -448,28 +461,46 @@ copy_done(PyObject *module, PyObject *args)
                : NULL;
 }
 
+/* `producer` is an object of ours, or the handle of a stream. */
+static nrm_status
+wait_for(struct module_state *state, nrm_stream *stream, PyObject *producer)
+{
+    struct device_memory *memory = device_memory_of(state, producer);
+    nrm_status status;
+    if (memory == NULL) {
+        size_t handle = PyLong_AsSize_t(producer);
+        void *token = nrm__detach();
+        status = nrm__transfer_wait_for(nrm_stream_handle(stream), handle);
+        nrm__attach(token);
+        return status;
+    }
+    nrm_stream *own = memory->stream;
+    nrm_stream_retain(own);
+    void *token = nrm__detach();
+    status = nrm__transfer_join(memory->device, stream, own);
+    nrm__attach(token);
+    nrm_stream_release(own);
+    return status;
+}
+
 static PyObject *
 copy_wait_for(PyObject *module, PyObject *args)
 {
     struct module_state *state = module_state(module);
-    PyObject *stream_object;
-    unsigned long long producer;
-    if (!PyArg_ParseTuple(args, "OK:_copy_wait_for", &stream_object, &producer)) {
+    PyObject *stream_object, *producer;
+    if (!PyArg_ParseTuple(args, "OO:_copy_wait_for", &stream_object, &producer)) {
         return NULL;
     }
     nrm_stream *stream = stream_get(state, stream_object);
     if (stream == NULL) {
         return NULL;
     }
-    void *token = nrm__detach();
-    nrm_status status =
-        nrm__transfer_wait_for(nrm_stream_handle(stream), (uintptr_t)producer);
-    nrm__attach(token);
+    nrm_status status = wait_for(state, stream, producer);
     nrm_stream_release(stream);
-    if (status != NRM_OK) {
-        return errors_raise(state, status);
+    if (PyErr_Occurred()) {
+        return NULL; /* it was neither */
     }
-    Py_RETURN_NONE;
+    return status == NRM_OK ? Py_NewRef(Py_None) : errors_raise(state, status);
 }
 
 /* An address alone says no size: in a block of ours the copy must not leave that. */
@@ -519,6 +550,7 @@ PyMethodDef pending_functions[] = {
      PyDoc_STR("_copy_done($module, dst, src, /)\n--\n\nA Pending that is done.")},
     {"_copy_wait_for", copy_wait_for, METH_VARARGS,
      PyDoc_STR("_copy_wait_for($module, stream, producer, /)\n--\n\n"
-               "Make the stream wait for what the stream of a handle has been given.")},
+               "Make the stream wait for what another one has been given: that of a\n"
+               "handle, or of a DeviceBuffer or DeviceArray.")},
     {NULL, NULL, 0, NULL},
 };

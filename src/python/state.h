@@ -28,6 +28,8 @@ struct module_state {
     PyTypeObject *array_info_type;
     PyTypeObject *pending_type;
     PyTypeObject *device_buffer_type;
+    PyTypeObject *device_array_type;
+    PyTypeObject *event_type;
 
     PyObject *out_of_memory_error;
     PyObject *cuda_error;
@@ -37,7 +39,8 @@ struct module_state {
     PyObject *legacy_default_stream;
     PyObject *per_thread_default_stream;
 
-    PyObject *byte_typestr; /* "|u1" */
+    PyObject *byte_typestr;     /* "|u1" */
+    PyObject *cuda_stream_name; /* "__cuda_stream__" */
 
     PyObject *wrappers;   /* address of a C resource -> weak reference of its object */
     PyObject *registered; /* name or device -> the object in the registry, kept alive */

@@ -11,6 +11,8 @@
 #include "cuda/error.h"
 #include "python/args.h"
 #include "python/errors.h"
+#include "python/event.h"
+#include "python/foreign_stream.h"
 #include "python/interpreter.h"
 #include "python/signature.h"
 
@@ -21,6 +23,7 @@ struct stream_object {
 };
 
 #define STREAM_TEXT "obj=None, flags=None"
+#define RECORD_TEXT "event=None"
 
 static uintptr_t
 handle_of(PyObject *object)
@@ -48,31 +51,6 @@ check_open(struct module_state *state, PyObject *object)
 }
 
 /* ---- from other objects ---- */
-
-/* The handle that `object.__cuda_stream__()` gives: (version, handle). */
-static int
-handle_from_protocol(PyObject *object, uintptr_t *out)
-{
-    PyObject *pair = PyObject_CallMethod(object, "__cuda_stream__", NULL);
-    if (pair == NULL) {
-        return -1;
-    }
-    long version;
-    int result = -1;
-    if (!PyTuple_Check(pair) || PyTuple_GET_SIZE(pair) != 2) {
-        PyErr_Format(
-            PyExc_TypeError,
-            "__cuda_stream__() of %.100s must return (version, handle), not %R",
-            Py_TYPE(object)->tp_name, pair);
-    }
-    else if (arg_integer(PyTuple_GET_ITEM(pair, 0), "the version of __cuda_stream__", 0,
-                         0, &version) == 0) {
-        result = arg_address(PyTuple_GET_ITEM(pair, 1), "the handle of __cuda_stream__",
-                             out);
-    }
-    Py_DECREF(pair);
-    return result;
-}
 
 static void
 drop(void *keepalive)
@@ -121,15 +99,9 @@ stream_of_object(struct module_state *state, PyObject *object, const char *allow
         nrm_stream_retain(stream);
         return stream;
     }
-    if (!PyObject_HasAttrString(object, "__cuda_stream__")) {
-        PyErr_Format(PyExc_TypeError, "%s, not %.100s", allowed,
-                     Py_TYPE(object)->tp_name);
-        return NULL;
-    }
-    if (handle_from_protocol(object, &handle) < 0) {
-        return NULL;
-    }
-    return stream_of_handle(state, handle, object);
+    return foreign_stream_handle(state, object, allowed, &handle) < 0
+               ? NULL
+               : stream_of_handle(state, handle, object);
 }
 
 nrm_stream *
@@ -207,13 +179,15 @@ stream_from(struct module_state *state, PyObject *object)
 }
 
 static PyObject *
-stream_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
+stream_vectorcall(PyObject *object, PyObject *const *args, size_t n_args,
+                  PyObject *names)
 {
     static struct signature signature = SIGNATURE("Stream", STREAM_TEXT);
+    PyTypeObject *type = (PyTypeObject *)object;
     PyObject *values[2];
-    struct module_state *state = type_state(type);
-    if (state == NULL || errors_begin_call() < 0 ||
-        signature_bind_tuple(&signature, args, keywords, values) < 0) {
+    struct module_state *state = PyType_GetModuleState(type);
+    if (errors_begin_call() < 0 ||
+        signature_bind(&signature, args, (Py_ssize_t)n_args, names, values) < 0) {
         return NULL;
     }
     bool is_new = arg_is_none(values[0]);
@@ -225,6 +199,13 @@ stream_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
     nrm_stream *stream = is_new ? create(state, values[1])
                                 : stream_from(state, values[0]);
     return stream == NULL ? NULL : make(type, stream);
+}
+
+/* Who calls __new__ by itself; the type has no subclasses. */
+static PyObject *
+stream_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
+{
+    return PyVectorcall_Call((PyObject *)type, args, keywords);
 }
 
 static void
@@ -294,6 +275,27 @@ synchronize(PyObject *object, PyObject *Py_UNUSED(unused))
         return errors_raise(state, status);
     }
     Py_RETURN_NONE;
+}
+
+static PyObject *
+record(PyObject *object, PyTypeObject *type, PyObject *const *args, Py_ssize_t n_args,
+       PyObject *names)
+{
+    static struct signature signature = SIGNATURE("record", RECORD_TEXT);
+    PyObject *values[1];
+    if (errors_begin_call() < 0 ||
+        signature_bind(&signature, args, n_args, names, values) < 0) {
+        return NULL;
+    }
+    return event_record_on(PyType_GetModuleState(type), values[0], object);
+}
+
+static PyObject *
+wait_event(PyObject *object, PyObject *event)
+{
+    struct module_state *state = type_state(Py_TYPE(object));
+    return state == NULL || errors_begin_call() < 0 ? NULL
+                                                    : event_hold(state, event, object);
 }
 
 static PyObject *
@@ -375,6 +377,17 @@ static PyMethodDef stream_methods[] = {
                "Wait until all work submitted to the stream is done.\n\n"
                "Raises\n------\n"
                "CudaError\n    When that work, or the driver, failed.\n")},
+    {"record", (PyCFunction)(void (*)(void))record,
+     METH_METHOD | METH_FASTCALL | METH_KEYWORDS,
+     SIGNATURE_DOC(
+         "record", "$self, ", RECORD_TEXT,
+         "Record an event behind all that the stream has been given so far.\n\n"
+         "Parameters\n----------\n"
+         "event : Event, optional\n    None: a new one.\n\n"
+         "Returns\n-------\nEvent\n")},
+    {"wait_event", wait_event, METH_O,
+     PyDoc_STR("wait_event($self, event, /)\n--\n\n"
+               "Let what the stream is given from now on wait for an event.")},
     {"is_default", is_default, METH_NOARGS,
      PyDoc_STR("is_default($self)\n--\n\nWhether this is DEFAULT_STREAM.")},
     {"__cuda_stream__", cuda_stream, METH_NOARGS,
@@ -397,16 +410,18 @@ static PyType_Slot stream_slots[] = {
          "Parameters\n----------\n"
          "obj : int, Stream or object with ``__cuda_stream__``, optional\n"
          "    A handle, whose stream the caller keeps alive; or an object of\n"
-         "    another library, which the Stream keeps alive. None: a new stream, on\n"
+         "    another library, which the Stream keeps alive: also a stream of CuPy,\n"
+         "    Numba or PyTorch that has no ``__cuda_stream__``. None: a new stream, on\n"
          "    the device of the current context, else that of the option ``device``.\n"
          "    Only on a stream of its own does memory come and go without a call of\n"
          "    the driver: others may be destroyed at any time.\n"
-         "flags : int, optional\n"
+         "flags : CudaStreamFlags or int, optional\n"
          "    Of a new stream: 0 (None), ordered with the legacy default stream, or\n"
          "    1, not.\n\n"
          "Raises\n------\n"
          "TypeError\n    For anything else, and flags of a stream that is there.\n"
          "ValueError\n    For other flags.\n"
+         "NotImplementedError\n    For another version of ``__cuda_stream__``.\n"
          "CudaError\n    When the driver failed, and for a Stream that is closed.\n\n"
          "Examples\n--------\n"
          ">>> import numpy_rmm\n"
@@ -437,6 +452,11 @@ stream_init(PyObject *module)
         (PyTypeObject *)PyType_FromModuleAndSpec(module, &stream_spec, NULL);
     if (state->stream_type == NULL ||
         PyModule_AddType(module, state->stream_type) < 0) {
+        return -1;
+    }
+    state->stream_type->tp_vectorcall = stream_vectorcall;
+    state->cuda_stream_name = PyUnicode_InternFromString("__cuda_stream__");
+    if (state->cuda_stream_name == NULL) {
         return -1;
     }
     state->default_stream = make(state->stream_type, nrm_stream_default());

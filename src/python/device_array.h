@@ -1,0 +1,57 @@
+/* DeviceArray: a typed, strided view of a DeviceBuffer. */
+#ifndef NRM_PYTHON_DEVICE_ARRAY_H
+#define NRM_PYTHON_DEVICE_ARRAY_H
+
+#include <Python.h>
+
+#include "python/device_buffer.h"
+#include "python/state.h"
+
+struct device_array {
+    PyObject ob_base; /* as PyObject_HEAD */
+    PyObject
+        *view; /* a NumPy array of that shape at the device's address, never read */
+    PyObject *base; /* the DeviceBuffer, of whose exports it is one */
+    PyObject
+        *interface; /* what __cuda_array_interface__ gives; NULL: made when asked for */
+    PyObject *weakrefs;
+};
+
+int device_array_init(PyObject *module);
+
+/* Of device_array_methods.c. */
+extern PyMethodDef device_array_methods[];
+extern PyGetSetDef device_array_getset[];
+
+/* to_device() and _rebuild_device_array() */
+extern PyMethodDef device_array_functions[];
+
+/*
+ * A new one of unknown content, of `type`: `shape` an int or a sequence of them, `dtype` what
+ * numpy.dtype takes (NULL: float64); `stream` and `mr` as device_memory_init takes them.
+ */
+PyObject *device_array_make(struct module_state *state, PyTypeObject *type,
+                            PyObject *shape, PyObject *dtype, bool is_fortran,
+                            PyObject *stream, PyObject *mr);
+
+/* The same memory in another shape: `view` is a view of the array's own (stolen, may be
+   NULL). */
+PyObject *device_array_of_view(struct module_state *state, struct device_array *self,
+                               PyObject *view);
+
+/* The memory of a DeviceBuffer or DeviceArray, borrowed; NULL: it is something else. */
+struct device_memory *device_memory_of(struct module_state *state, PyObject *object);
+
+/* Calls copyto(dst, src, stream=stream), which waits. `stream` NULL: DEFAULT_STREAM. */
+int device_array_copyto(PyObject *dst, PyObject *src, PyObject *stream);
+
+/* Its elements as a new NumPy array. */
+PyObject *device_array_to_host(struct device_array *self, PyObject *stream);
+
+static inline struct device_array *
+device_array_from(PyObject *object)
+{
+    return (struct device_array *)object;
+}
+
+#endif

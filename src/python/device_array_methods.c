@@ -1,0 +1,546 @@
+/*
+ * Attributes and methods of DeviceArray. Shapes and strides are those of its view; copies are
+ * calls of copyto(), which plans them.
+ */
+#include "python/numpy_api.h"
+
+#include "python/device_array.h"
+
+#include "python/array_interface.h"
+#include "python/byte_copy.h"
+#include "python/dlpack.h"
+#include "python/errors.h"
+#include "python/prefetch.h"
+#include "python/signature.h"
+
+#define STREAM_TEXT "stream=..."
+#define TO_HOST_TEXT "ary=None, stream=..."
+#define FROM_TEXT "ary, stream=..."
+#define TO_DEVICE_TEXT "array, stream=..., mr=None"
+
+static PyArrayObject *
+view_of(PyObject *object)
+{
+    return (PyArrayObject *)device_array_from(object)->view;
+}
+
+static struct device_buffer *
+buffer_of(PyObject *object)
+{
+    return device_buffer_from(device_array_from(object)->base);
+}
+
+static char *
+address_of(PyObject *object)
+{
+    PyArrayObject *view = view_of(object);
+    return PyArray_SIZE(view) != 0 ? PyArray_BYTES(view) : NULL;
+}
+
+/* ---- attributes ---- */
+
+/* `closure` is the name of NumPy's. */
+static PyObject *
+view_attribute(PyObject *object, void *closure)
+{
+    return PyObject_GetAttrString(device_array_from(object)->view, closure);
+}
+
+/* The same of the buffer. */
+static PyObject *
+base_attribute(PyObject *object, void *closure)
+{
+    return PyObject_GetAttrString(device_array_from(object)->base, closure);
+}
+
+static PyObject *
+base_get(PyObject *object, void *Py_UNUSED(closure))
+{
+    return Py_NewRef(device_array_from(object)->base);
+}
+
+static PyObject *
+ptr_get(PyObject *object, void *Py_UNUSED(closure))
+{
+    return PyLong_FromVoidPtr(address_of(object));
+}
+
+/* ---- other views ---- */
+
+static PyObject *
+view_by(PyObject *object, const char *method)
+{
+    struct module_state *state = type_state(Py_TYPE(object));
+    struct device_array *self = device_array_from(object);
+    PyObject *view = state == NULL ? NULL
+                                   : PyObject_CallMethod(self->view, method, NULL);
+    return view == NULL ? NULL : device_array_of_view(state, self, view);
+}
+
+static PyObject *
+transposed_get(PyObject *object, void *Py_UNUSED(closure))
+{
+    return view_by(object, "transpose");
+}
+
+static PyObject *
+reshape(PyObject *object, PyObject *args)
+{
+    struct module_state *state = type_state(Py_TYPE(object));
+    struct device_array *self = device_array_from(object);
+    if (state == NULL) {
+        return NULL;
+    }
+    if (!PyArray_IS_C_CONTIGUOUS(view_of(object))) {
+        PyErr_SetString(PyExc_ValueError,
+                        "only a C-contiguous array can be reshaped without a copy: "
+                        "copy() it first");
+        return NULL;
+    }
+    PyObject *method = PyObject_GetAttrString(self->view, "reshape");
+    PyObject *view = method == NULL ? NULL : PyObject_Call(method, args, NULL);
+    Py_XDECREF(method);
+    return view == NULL ? NULL : device_array_of_view(state, self, view);
+}
+
+static PyObject *
+view(PyObject *object, PyObject *dtype)
+{
+    struct module_state *state = type_state(Py_TYPE(object));
+    struct device_array *self = device_array_from(object);
+    PyArray_Descr *found = NULL;
+    if (state == NULL || PyArray_DescrConverter(dtype, &found) != NPY_SUCCEED) {
+        return NULL;
+    }
+    PyObject *other = NULL;
+    if (PyDataType_REFCHK(found) || PyDataType_HASSUBARRAY(found)) {
+        PyErr_Format(PyExc_TypeError, "memory of a device cannot have elements of %R",
+                     found);
+    }
+    else {
+        other = PyObject_CallMethod(self->view, "view", "O", found);
+    }
+    Py_DECREF(found);
+    return other == NULL ? NULL : device_array_of_view(state, self, other);
+}
+
+/* ---- copies ---- */
+
+int
+device_array_copyto(PyObject *dst, PyObject *src, PyObject *stream)
+{
+    PyObject *module = PyImport_ImportModule("numpy_rmm._copy");
+    PyObject *copyto = module == NULL ? NULL : PyObject_GetAttrString(module, "copyto");
+    PyObject *names = copyto == NULL ? NULL : Py_BuildValue("(s)", "stream");
+    PyObject *args[] = {dst, src, stream};
+    PyObject *result =
+        names == NULL
+            ? NULL
+            : PyObject_Vectorcall(copyto, args, 2, stream != NULL ? names : NULL);
+    Py_XDECREF(module);
+    Py_XDECREF(copyto);
+    Py_XDECREF(names);
+    Py_XDECREF(result);
+    return result == NULL ? -1 : 0;
+}
+
+PyObject *
+device_array_to_host(struct device_array *self, PyObject *stream)
+{
+    PyArrayObject *view = (PyArrayObject *)self->view;
+    Py_INCREF(PyArray_DESCR(view));
+    PyObject *host = PyArray_NewLikeArray(view, NPY_KEEPORDER, PyArray_DESCR(view), 0);
+    if (host != NULL && device_array_copyto(host, (PyObject *)self, stream) < 0) {
+        Py_CLEAR(host);
+    }
+    return host;
+}
+
+static PyObject *
+copy_to_host(PyObject *object, PyTypeObject *Py_UNUSED(type), PyObject *const *args,
+             Py_ssize_t n_args, PyObject *names)
+{
+    static struct signature signature = SIGNATURE("copy_to_host", TO_HOST_TEXT);
+    PyObject *values[2];
+    if (signature_bind(&signature, args, n_args, names, values) < 0) {
+        return NULL;
+    }
+    if (values[0] == NULL || values[0] == Py_None) {
+        return device_array_to_host(device_array_from(object), values[1]);
+    }
+    return device_array_copyto(values[0], object, values[1]) < 0 ? NULL
+                                                                 : Py_NewRef(values[0]);
+}
+
+static PyObject *
+copy_from(PyObject *object, PyTypeObject *Py_UNUSED(type), PyObject *const *args,
+          Py_ssize_t n_args, PyObject *names)
+{
+    static struct signature signature = SIGNATURE("copy_from", FROM_TEXT);
+    PyObject *values[2];
+    return signature_bind(&signature, args, n_args, names, values) < 0 ||
+                   device_array_copyto(object, values[0], values[1]) < 0
+               ? NULL
+               : Py_NewRef(Py_None);
+}
+
+/* In the order of its own stream where it is contiguous, as a copy of the buffer is. */
+static int
+copy_elements(struct module_state *state, PyObject *dst, PyObject *src)
+{
+    struct device_buffer *buffer = buffer_of(src);
+    if (!PyArray_ISONESEGMENT(view_of(src))) {
+        PyObject *stream = device_memory_stream(state, &buffer->memory);
+        int result = stream == NULL ? -1 : device_array_copyto(dst, src, stream);
+        Py_XDECREF(stream);
+        return result;
+    }
+    struct byte_copy copy = {
+        .dst = address_of(dst),
+        .src = address_of(src),
+        .nbytes = (size_t)PyArray_NBYTES(view_of(src)),
+        .direction = NRM__WITHIN,
+        .stream = buffer->memory.stream,
+        .device = buffer->memory.device,
+        .dst_buffer = buffer_of(dst),
+        .src_buffer = buffer,
+    };
+    return byte_copy_run(state, &copy);
+}
+
+static PyObject *
+copy(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    struct module_state *state = type_state(Py_TYPE(object));
+    PyArrayObject *view = view_of(object);
+    bool is_fortran = PyArray_IS_F_CONTIGUOUS(view) && !PyArray_IS_C_CONTIGUOUS(view);
+    PyObject *shape = state == NULL || errors_begin_call() < 0
+                          ? NULL
+                          : PyObject_GetAttrString((PyObject *)view, "shape");
+    PyObject *stream =
+        shape == NULL ? NULL : device_memory_stream(state, &buffer_of(object)->memory);
+    PyObject *other =
+        stream == NULL ? NULL
+                       : device_array_make(state, state->device_array_type, shape,
+                                           (PyObject *)PyArray_DESCR(view), is_fortran,
+                                           stream, buffer_of(object)->memory.mr_object);
+    Py_XDECREF(shape);
+    Py_XDECREF(stream);
+    if (other != NULL && copy_elements(state, other, object) < 0) {
+        Py_CLEAR(other);
+    }
+    return other;
+}
+
+static PyObject *
+prefetch(PyObject *object, PyTypeObject *type, PyObject *const *args, Py_ssize_t n_args,
+         PyObject *names)
+{
+    PyArrayObject *view = view_of(object);
+    struct device_memory *memory = &buffer_of(object)->memory;
+    if (!PyArray_ISONESEGMENT(view)) {
+        PyErr_SetString(PyExc_ValueError, "only contiguous memory can be prefetched");
+        return NULL;
+    }
+    return prefetch_method(PyType_GetModuleState(type), memory, address_of(object),
+                           (size_t)PyArray_NBYTES(view), args, n_args, names);
+}
+
+/* ---- for other libraries ---- */
+
+static PyObject *
+make_interface(PyObject *object, const nrm_stream *stream)
+{
+    PyArrayObject *view = view_of(object);
+    PyObject *dtype = (PyObject *)PyArray_DESCR(view);
+    bool is_dense = PyArray_IS_C_CONTIGUOUS(view);
+    PyObject *shape = PyObject_GetAttrString((PyObject *)view, "shape");
+    PyObject *strides = PyObject_GetAttrString((PyObject *)view, "strides");
+    PyObject *typestr = PyObject_GetAttrString(dtype, "str");
+    PyObject *descr = PyObject_GetAttrString(dtype, "descr");
+    PyObject *dict = NULL;
+    if (shape != NULL && strides != NULL && typestr != NULL && descr != NULL) {
+        dict = array_interface_make(
+            address_of(object), shape, is_dense ? NULL : strides, typestr,
+            PyDataType_HASFIELDS(PyArray_DESCR(view)) ? descr : NULL, stream);
+    }
+    Py_XDECREF(shape);
+    Py_XDECREF(strides);
+    Py_XDECREF(typestr);
+    Py_XDECREF(descr);
+    return dict;
+}
+
+static PyObject *
+interface_get(PyObject *object, void *Py_UNUSED(closure))
+{
+    struct device_array *self = device_array_from(object);
+    if (device_buffer_is_pending(buffer_of(object))) {
+        return make_interface(object, buffer_of(object)->memory.stream);
+    }
+    if (self->interface == NULL) {
+        self->interface = make_interface(object, NULL);
+    }
+    return Py_XNewRef(self->interface);
+}
+
+static int
+dlpack_type_of(PyArray_Descr *dtype, struct dlpack_type *out)
+{
+    int code = -1;
+    switch (dtype->kind) {
+    case 'b':
+        code = DLPACK_BOOL;
+        break;
+    case 'i':
+        code = DLPACK_INT;
+        break;
+    case 'u':
+        code = DLPACK_UINT;
+        break;
+    case 'f':
+        code = DLPACK_FLOAT;
+        break;
+    case 'c':
+        code = DLPACK_COMPLEX;
+        break;
+    default:
+        break;
+    }
+    if (code < 0 || PyDataType_ISBYTESWAPPED(dtype)) {
+        PyErr_Format(PyExc_BufferError, "DLPack has no elements of %R", dtype);
+        return -1;
+    }
+    out->code = (uint8_t)code;
+    out->bits = (uint8_t)(8 * PyDataType_ELSIZE(dtype));
+    out->lanes = 1;
+    return 0;
+}
+
+static int
+dlpack_source_of(PyObject *object, struct dlpack_source *out)
+{
+    PyArrayObject *view = view_of(object);
+    npy_intp itemsize = PyArray_ITEMSIZE(view);
+    out->owner = object;
+    out->n_exports = &buffer_of(object)->n_exports;
+    out->memory = &buffer_of(object)->memory;
+    out->ptr = address_of(object);
+    out->n_dims = PyArray_NDIM(view);
+    for (int i = 0; i < out->n_dims; i++) {
+        npy_intp stride = PyArray_STRIDE(view, i);
+        if (stride % itemsize != 0) {
+            PyErr_Format(PyExc_BufferError,
+                         "DLPack has no stride of %zd B between elements of %zd B",
+                         (Py_ssize_t)stride, (Py_ssize_t)itemsize);
+            return -1;
+        }
+        out->shape[i] = PyArray_DIM(view, i);
+        out->strides[i] = stride / itemsize;
+    }
+    return dlpack_type_of(PyArray_DESCR(view), &out->type);
+}
+
+static PyObject *
+dlpack(PyObject *object, PyTypeObject *type, PyObject *const *args, Py_ssize_t n_args,
+       PyObject *names)
+{
+    struct module_state *state = PyType_GetModuleState(type);
+    struct dlpack_request request;
+    struct dlpack_source source;
+    if (errors_begin_call() < 0 ||
+        dlpack_read_arguments(args, n_args, names, &request) < 0) {
+        return NULL;
+    }
+    PyObject *copied = request.copies ? copy(object, NULL) : Py_NewRef(object);
+    PyObject *capsule = NULL;
+    if (copied != NULL && dlpack_source_of(copied, &source) == 0) {
+        capsule = dlpack_export(state, &source, &request);
+    }
+    Py_XDECREF(copied);
+    return capsule;
+}
+
+static PyObject *
+dlpack_device(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    return dlpack_device_of(&buffer_of(object)->memory);
+}
+
+static PyObject *
+to_numpy(PyObject *Py_UNUSED(object), PyObject *Py_UNUSED(args),
+         PyObject *Py_UNUSED(keywords))
+{
+    PyErr_SetString(PyExc_TypeError,
+                    "the elements are on a device: copy_to_host() brings them");
+    return NULL;
+}
+
+/* ---- pickle, and from the host ---- */
+
+/* NumPy pickles the elements, out of band where the protocol can. */
+static PyObject *
+reduce(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    struct module_state *state = type_state(Py_TYPE(object));
+    if (state == NULL || errors_begin_call() < 0) {
+        return NULL;
+    }
+    PyObject *host = device_array_to_host(device_array_from(object), NULL);
+    PyObject *rebuild =
+        host == NULL
+            ? NULL
+            : PyObject_GetAttrString(PyType_GetModule(state->device_array_type),
+                                     "_rebuild_device_array");
+    if (rebuild == NULL) {
+        Py_XDECREF(host);
+        return NULL;
+    }
+    return Py_BuildValue("N(ON)", rebuild, (PyObject *)Py_TYPE(object), host);
+}
+
+static PyObject *
+of_host(struct module_state *state, PyTypeObject *type, PyArrayObject *host,
+        PyObject *stream, PyObject *mr)
+{
+    bool is_fortran = PyArray_IS_F_CONTIGUOUS(host) && !PyArray_IS_C_CONTIGUOUS(host);
+    PyObject *shape = PyObject_GetAttrString((PyObject *)host, "shape");
+    PyObject *self = shape == NULL ? NULL
+                                   : device_array_make(state, type, shape,
+                                                       (PyObject *)PyArray_DESCR(host),
+                                                       is_fortran, stream, mr);
+    Py_XDECREF(shape);
+    if (self != NULL && device_array_copyto(self, (PyObject *)host, stream) < 0) {
+        Py_CLEAR(self);
+    }
+    return self;
+}
+
+static PyObject *
+to_device(PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *names)
+{
+    static struct signature signature = SIGNATURE("to_device", TO_DEVICE_TEXT);
+    struct module_state *state = module_state(module);
+    PyObject *values[3];
+    if (errors_begin_call() < 0 ||
+        signature_bind(&signature, args, n_args, names, values) < 0) {
+        return NULL;
+    }
+    PyObject *host = PyArray_FromAny(values[0], NULL, 0, 0, 0, NULL);
+    PyObject *self = host == NULL
+                         ? NULL
+                         : of_host(state, state->device_array_type,
+                                   (PyArrayObject *)host, values[1], values[2]);
+    Py_XDECREF(host);
+    return self;
+}
+
+static PyObject *
+rebuild_device_array(PyObject *module, PyObject *args)
+{
+    struct module_state *state = module_state(module);
+    PyObject *type, *host;
+    if (!PyArg_ParseTuple(args, "O!O!:_rebuild_device_array", &PyType_Type, &type,
+                          &PyArray_Type, &host) ||
+        errors_begin_call() < 0) {
+        return NULL;
+    }
+    if (!PyType_IsSubtype((PyTypeObject *)type, state->device_array_type)) {
+        PyErr_Format(PyExc_TypeError, "%R is no DeviceArray", type);
+        return NULL;
+    }
+    return of_host(state, (PyTypeObject *)type, (PyArrayObject *)host, NULL, NULL);
+}
+
+PyMethodDef device_array_functions[] = {
+    {"to_device", (PyCFunction)(void (*)(void))to_device, METH_FASTCALL | METH_KEYWORDS,
+     SIGNATURE_DOC(
+         "to_device", "$module, ", TO_DEVICE_TEXT,
+         "A new array in memory of a device with the elements of another.\n\n"
+         "Parameters\n----------\n"
+         "array : array_like\n    Of any shape; a Fortran-contiguous one stays\n"
+         "    so.\n"
+         "stream : Stream\n    Of the new array, and of the copy, which is\n"
+         "    waited for.\n"
+         "mr : MemoryResource, optional\n    None: the current one.\n\n"
+         "Returns\n-------\nDeviceArray\n")},
+    {"_rebuild_device_array", rebuild_device_array, METH_VARARGS,
+     PyDoc_STR("_rebuild_device_array($module, type, host, /)\n--\n\n"
+               "What a pickled DeviceArray becomes.")},
+    {NULL, NULL, 0, NULL},
+};
+
+/* ---- the tables ---- */
+
+#define METHOD(name)                                                                   \
+    (PyCFunction)(void (*)(void)) name, METH_METHOD | METH_FASTCALL | METH_KEYWORDS
+
+PyMethodDef device_array_methods[] = {
+    {"reshape", reshape, METH_VARARGS,
+     PyDoc_STR("reshape($self, /, *shape)\n--\n\n"
+               "The same memory in another shape.\n\n"
+               "Raises\n------\n"
+               "ValueError\n    Unless it is C-contiguous, and for another size.\n")},
+    {"view", view, METH_O,
+     PyDoc_STR(
+         "view($self, dtype, /)\n--\n\n"
+         "The same memory as other elements, by the rules of numpy.ndarray.view.")},
+    {"copy_to_host", METHOD(copy_to_host),
+     SIGNATURE_DOC(
+         "copy_to_host", "$self, ", TO_HOST_TEXT,
+         "Copy the elements to the host, and wait.\n\n"
+         "Parameters\n----------\n"
+         "ary : numpy.ndarray, optional\n    Of equal shape and dtype. None: a\n"
+         "    new one, of the current handler's memory.\n"
+         "stream : Stream\n    On which the copy is made, after what the\n"
+         "    array's own has been given.\n\n"
+         "Returns\n-------\nnumpy.ndarray\n")},
+    {"copy_from", METHOD(copy_from),
+     SIGNATURE_DOC("copy_from", "$self, ", FROM_TEXT,
+                   "Copy the elements of another array into this one, and wait.\n\n"
+                   "Parameters\n----------\n"
+                   "ary : numpy.ndarray or object with ``__cuda_array_interface__``\n"
+                   "    Of equal shape and dtype; see :func:`copyto`.\n"
+                   "stream : Stream\n    On which the copy is made.\n")},
+    {"copy", copy, METH_NOARGS,
+     PyDoc_STR("copy($self)\n--\n\n"
+               "An array of its own, of the same resource and stream, contiguous.\n\n"
+               "A copy of a contiguous array is waited for on DEFAULT_STREAM only.")},
+    {"__copy__", copy, METH_NOARGS, NULL},
+    {"__deepcopy__", copy, METH_O, NULL},
+    {"prefetch", METHOD(prefetch),
+     SIGNATURE_DOC("prefetch", "$self, ", PREFETCH_TEXT,
+                   "As :meth:`DeviceBuffer.prefetch`.")},
+    {"__dlpack__", METHOD(dlpack),
+     SIGNATURE_DOC("__dlpack__", "$self, ", DLPACK_TEXT, DLPACK_DOC)},
+    {"__dlpack_device__", dlpack_device, METH_NOARGS,
+     PyDoc_STR("__dlpack_device__($self)\n--\n\nAs of :class:`DeviceBuffer`.")},
+    {"__array__", (PyCFunction)(void (*)(void))to_numpy, METH_VARARGS | METH_KEYWORDS,
+     PyDoc_STR("__array__($self, dtype=None, *, copy=None)\n--\n\n"
+               "Raise TypeError: nothing is copied unasked.")},
+    {"__reduce__", reduce, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+#define OF_VIEW(name, text) {name, view_attribute, NULL, PyDoc_STR(text), (void *)name}
+#define OF_BASE(name, text) {name, base_attribute, NULL, PyDoc_STR(text), (void *)name}
+
+PyGetSetDef device_array_getset[] = {
+    OF_VIEW("shape", "Lengths of the axes."),
+    OF_VIEW("strides", "Bytes from one element of an axis to the next."),
+    OF_VIEW("dtype", "Of the elements."),
+    OF_VIEW("ndim", "Axes."),
+    OF_VIEW("size", "Elements."),
+    OF_VIEW("itemsize", "Bytes of an element."),
+    OF_VIEW("nbytes", "Bytes of all elements."),
+    OF_BASE("stream", "That of :attr:`base`."),
+    OF_BASE("mr", "That of :attr:`base`."),
+    {"base", base_get, NULL, PyDoc_STR("The DeviceBuffer that has the memory."), NULL},
+    {"ptr", ptr_get, NULL, PyDoc_STR("The address of the first element; 0: none."),
+     NULL},
+    {"T", transposed_get, NULL, PyDoc_STR("The same memory with its axes reversed."),
+     NULL},
+    {"__cuda_array_interface__", interface_get, NULL,
+     PyDoc_STR("Version 3; as that of :class:`DeviceBuffer`."), NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
