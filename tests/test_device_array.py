@@ -57,8 +57,9 @@ def host(shape: tuple[int, ...] = (6, 8), dtype: Any = np.int32) -> np.ndarray:
 def test_its_attributes(shape: tuple[int, ...], order: Any) -> None:
     for dtype in DTYPES:
         array, like = DeviceArray(shape, dtype, order), np.empty(shape, dtype, order)
-        for name in ("shape", "strides", "dtype", "ndim", "size", "itemsize", "nbytes"):
+        for name in ("shape", "dtype", "ndim", "size", "itemsize", "nbytes"):
             assert getattr(array, name) == getattr(like, name)
+        assert array.strides == like.strides or like.size == 0
         assert array.base.size == like.nbytes
         assert array.ptr == array.base.ptr
         assert (array.ptr == 0) is (like.nbytes == 0)
@@ -88,7 +89,7 @@ def test_what_it_is_made_of(pool: mr.MemoryResource, stream: Stream) -> None:
         ((3, "nonsense"), TypeError, "nonsense"),
         ((-1,), ValueError, "a length of -1 is negative"),
         (((1 << 40, 1 << 40),), ValueError, "too large"),
-        (("3",), TypeError, "sequence"),
+        (("3",), TypeError, "integer"),
         ((3, "f4", "K"), ValueError, "order must be 'C' or 'F', not 'K'"),
         ((), TypeError, "needs the argument 'shape'"),
     ],

@@ -352,27 +352,57 @@ handle_here(const nrm_stream *stream)
                                                       : stream->handle;
 }
 
+/* An event behind what the producer has been given; NULL: nothing is to be waited for. */
 static nrm_status
-join_here(int device, uintptr_t handle, uintptr_t producer)
+record_producer(int device, uintptr_t handle, nrm_CUevent *out)
 {
-    if (nrm__cuda_stream_is_capturing(device, handle) !=
-        nrm__cuda_stream_is_capturing(device, producer)) {
-        return NRM_OK;
+    struct nrm__cuda_scope scope;
+    struct nrm__cuda_place at;
+    *out = NULL;
+    NRM_TRY(nrm__cuda_enter(device, &scope));
+    nrm_status status = nrm__cuda_stream_place(handle, &at);
+    if (status == NRM_OK && at.context != NULL) {
+        status = nrm__cuda_foreign_record(&at, handle, out);
     }
-    return nrm__transfer_wait_for(handle, producer);
+    nrm__cuda_leave(&scope);
+    return status;
+}
+
+static nrm_status
+wait_for_event(int device, uintptr_t handle, nrm_CUevent event)
+{
+    struct nrm__cuda_scope scope;
+    NRM_TRY(nrm__cuda_enter(device, &scope));
+    nrm_CUresult code = scope.driver->cuStreamWaitEvent((nrm_CUstream)handle, event,
+                                                        NRM_CU_EVENT_WAIT_DEFAULT);
+    nrm__cuda_leave(&scope);
+    return code == NRM_CUDA_SUCCESS
+               ? NRM_OK
+               : nrm__cuda_error(code, "cuStreamWaitEvent of stream 0x%zx",
+                                 (size_t)handle);
 }
 
 nrm_status
-nrm__transfer_join(int device, const nrm_stream *stream, const nrm_stream *producer)
+nrm__transfer_join(int device, const nrm_stream *stream, int producer_device,
+                   const nrm_stream *producer)
 {
-    struct nrm__cuda_scope scope;
-    uintptr_t handle = handle_here(stream), producer_handle = handle_here(producer);
-    if (stream == producer || handle == producer_handle) {
+    uintptr_t handle = handle_here(stream), other = handle_here(producer);
+    bool is_same_place = device == producer_device || !is_special(handle);
+    nrm_CUevent event;
+    if (handle == other && is_same_place) {
         return NRM_OK;
     }
-    NRM_TRY(nrm__cuda_enter(device, &scope));
-    nrm_status status = join_here(scope.device, handle, producer_handle);
-    nrm__cuda_leave(&scope);
+    NRM_TRY(nrm__cuda_init(NULL));
+    if (nrm__cuda_stream_is_capturing(device, handle) !=
+        nrm__cuda_stream_is_capturing(producer_device, other)) {
+        return NRM_OK;
+    }
+    NRM_TRY(record_producer(producer_device, other, &event));
+    if (event == NULL) {
+        return NRM_OK;
+    }
+    nrm_status status = wait_for_event(device, handle, event);
+    nrm__transfer_drop(event);
     return status;
 }
 

@@ -66,12 +66,13 @@ nrm_status nrm__transfer_submit_on(int device, const struct nrm__transfer *trans
 nrm_status nrm__transfer_wait_for(uintptr_t handle, uintptr_t producer);
 
 /*
- * The same for two streams that memory of `device` is used on, special ones of its primary
- * context. A per-thread one of another thread cannot be named here: the legacy stream, which
- * such streams wait for and which waits for them, stands for it. Without effect while one of
- * the two is being captured and the other is not: events do not order what a graph will do.
+ * The same for streams that memory is used on: 0, 1 and 2 mean streams of the primary context
+ * of `device` and of `producer_device` (-1: as a request would choose). A per-thread one of
+ * another thread cannot be named here: the legacy stream, which such streams wait for and
+ * which waits for them, stands for it. Without effect while one of the two is being captured
+ * and the other is not: events do not order what a graph will do.
  */
-nrm_status nrm__transfer_join(int device, const nrm_stream *stream,
+nrm_status nrm__transfer_join(int device, const nrm_stream *stream, int producer_device,
                               const nrm_stream *producer);
 
 /* NRM_OK: it is done. NRM_NOT_FOUND (not recorded): not yet. With `waits`, detached, as long

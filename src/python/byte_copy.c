@@ -21,7 +21,8 @@ wait_for_producer(const struct byte_copy *copy)
 {
     nrm_stream *producer;
     NRM_TRY(nrm_stream_wrap(copy->producer, NULL, NULL, &producer));
-    nrm_status status = nrm__transfer_join(copy->device, copy->stream, producer);
+    nrm_status status =
+        nrm__transfer_join(copy->device, copy->stream, copy->device, producer);
     nrm_stream_release(producer);
     return status;
 }
@@ -32,7 +33,8 @@ join_before(const struct byte_copy *copy)
 {
     for (int i = 0; i < N_ENDS; i++) {
         if (copy->owners[i] != NULL) {
-            NRM_TRY(nrm__transfer_join(copy->device, copy->stream, copy->owners[i]));
+            NRM_TRY(nrm__transfer_join(copy->device, copy->stream,
+                                       copy->owner_devices[i], copy->owners[i]));
         }
     }
     return copy->producer != 0 ? wait_for_producer(copy) : NRM_OK;
@@ -44,7 +46,8 @@ join_after(const struct byte_copy *copy)
 {
     for (int i = 0; i < N_ENDS; i++) {
         if (copy->owners[i] != NULL) {
-            NRM_TRY(nrm__transfer_join(copy->device, copy->owners[i], copy->stream));
+            NRM_TRY(nrm__transfer_join(copy->owner_devices[i], copy->owners[i],
+                                       copy->device, copy->stream));
         }
     }
     return NRM_OK;
@@ -131,12 +134,15 @@ run(struct module_state *state, const struct byte_copy *copy)
     return result;
 }
 
-static nrm_stream *
-stream_of(const struct device_buffer *buffer)
+static void
+note_owner(struct byte_copy *copy, int end, const struct device_buffer *buffer)
 {
-    nrm_stream *stream = buffer != NULL ? buffer->memory.stream : NULL;
-    nrm_stream_retain(stream);
-    return stream;
+    copy->owners[end] = NULL;
+    if (buffer != NULL) {
+        copy->owners[end] = buffer->memory.stream;
+        copy->owner_devices[end] = buffer->memory.device;
+        nrm_stream_retain(copy->owners[end]);
+    }
 }
 
 /* Another thread may give a buffer another stream meanwhile. */
@@ -146,8 +152,8 @@ byte_copy_run(struct module_state *state, struct byte_copy *copy)
     if (copy->nbytes == 0) {
         return 0;
     }
-    copy->owners[0] = stream_of(copy->dst_buffer);
-    copy->owners[1] = stream_of(copy->src_buffer);
+    note_owner(copy, 0, copy->dst_buffer);
+    note_owner(copy, 1, copy->src_buffer);
     int result = run(state, copy);
     nrm_stream_release(copy->owners[0]);
     nrm_stream_release(copy->owners[1]);

@@ -31,6 +31,7 @@ struct byte_copy {
     uintptr_t producer;         /* handle of a stream that comes before; 0: none */
     bool never_waits;           /* not on the default stream either */
     nrm_stream *owners[N_ENDS]; /* for byte_copy.c: the streams of both buffers */
+    int owner_devices[N_ENDS];
 };
 
 /* -1 with an error set fails. */

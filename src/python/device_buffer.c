@@ -176,8 +176,10 @@ static PyObject *
 buffer_repr(PyObject *object)
 {
     struct device_buffer *self = device_buffer_from(object);
-    return PyUnicode_FromFormat("<DeviceBuffer of %zu B at %p, %R>", self->nbytes,
-                                self->memory.ptr, self->memory.mr_object);
+    char address[24]; /* %p shows NULL as (nil) */
+    snprintf(address, sizeof address, "0x%zx", (size_t)self->memory.ptr);
+    return PyUnicode_FromFormat("<DeviceBuffer of %zu B at %s, %R>", self->nbytes,
+                                address, self->memory.mr_object);
 }
 
 static Py_ssize_t

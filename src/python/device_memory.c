@@ -110,7 +110,7 @@ device_memory_set_stream(struct module_state *state, struct device_memory *self,
     nrm_status status = NRM_OK;
     if (self->ptr != NULL && stream != self->stream) {
         void *token = nrm__detach();
-        status = nrm__transfer_join(self->device, stream, self->stream);
+        status = nrm__transfer_join(self->device, stream, self->device, self->stream);
         nrm__attach(token);
     }
     if (status != NRM_OK) {

@@ -198,7 +198,8 @@ wait_on_stream(const struct device_memory *memory, uintptr_t handle)
     }
     NRM_TRY(nrm_stream_wrap(handle, NULL, NULL, &consumer));
     void *token = nrm__detach();
-    nrm_status status = nrm__transfer_join(memory->device, consumer, memory->stream);
+    nrm_status status =
+        nrm__transfer_join(memory->device, consumer, memory->device, memory->stream);
     nrm__attach(token);
     nrm_stream_release(consumer);
     return status;

@@ -477,7 +477,7 @@ wait_for(struct module_state *state, nrm_stream *stream, PyObject *producer)
     nrm_stream *own = memory->stream;
     nrm_stream_retain(own);
     void *token = nrm__detach();
-    status = nrm__transfer_join(memory->device, stream, own);
+    status = nrm__transfer_join(memory->device, stream, memory->device, own);
     nrm__attach(token);
     nrm_stream_release(own);
     return status;

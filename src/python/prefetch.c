@@ -17,9 +17,9 @@ static nrm_status
 prefetch_in_order(const struct device_memory *memory, const char *ptr, size_t nbytes,
                   int target, nrm_stream *stream)
 {
-    NRM_TRY(nrm__transfer_join(memory->device, stream, memory->stream));
+    NRM_TRY(nrm__transfer_join(memory->device, stream, memory->device, memory->stream));
     NRM_TRY(nrm__prefetch(ptr, nbytes, target, memory->device, stream));
-    return nrm__transfer_join(memory->device, memory->stream, stream);
+    return nrm__transfer_join(memory->device, memory->stream, memory->device, stream);
 }
 
 PyObject *

@@ -98,7 +98,7 @@ TEST(a_stream_waits_for_another_one)
     hold(first);
     CHECK_EQ(cuda.cuMemsetD8Async(ptr, 1, NBYTES, handle_of(first)), NRM_CUDA_SUCCESS);
     CHECK(is_idle(second));
-    CHECK_OK(nrm__transfer_join(0, second, first));
+    CHECK_OK(nrm__transfer_join(0, second, 0, first));
     CHECK(!is_idle(second));
     let_go(first);
     CHECK_EQ(cuda.cuStreamSynchronize(handle_of(second)), NRM_CUDA_SUCCESS);
@@ -114,9 +114,9 @@ TEST(a_stream_need_not_wait_for_itself)
     begin(1);
     nrm_stream *stream = new_stream();
     nrm_stream *again = bare_stream(handle_of(stream));
-    CHECK_OK(nrm__transfer_join(0, stream, stream));
-    CHECK_OK(nrm__transfer_join(0, stream, again));
-    CHECK_OK(nrm__transfer_join(0, nrm_stream_default(), nrm_stream_legacy()));
+    CHECK_OK(nrm__transfer_join(0, stream, 0, stream));
+    CHECK_OK(nrm__transfer_join(0, stream, 0, again));
+    CHECK_OK(nrm__transfer_join(0, nrm_stream_default(), 0, nrm_stream_legacy()));
     CHECK_EQ(sim.call_count("cuStreamWaitEvent"), 0u);
     nrm_stream_release(again);
     nrm_stream_release(stream);
@@ -146,7 +146,7 @@ TEST(a_per_thread_stream_of_another_thread_is_waited_for)
     nrm_CUdeviceptr ptr = allocate_on(0);
     CHECK_EQ(sim.hold_stream(blocking), 0);
     CHECK_EQ(cuda.cuMemsetD8Async(ptr, 1, NBYTES, blocking), NRM_CUDA_SUCCESS);
-    CHECK_OK(nrm__transfer_join(0, mine, theirs));
+    CHECK_OK(nrm__transfer_join(0, mine, 0, theirs));
     CHECK(!is_idle(mine));
     CHECK_EQ(sim.release_stream(blocking), 0);
     CHECK_EQ(cuda.cuStreamSynchronize(handle_of(mine)), NRM_CUDA_SUCCESS);
@@ -165,8 +165,8 @@ TEST(a_capture_is_not_broken)
     CHECK_EQ(cuda.cuStreamBeginCapture(handle_of(captured),
                                        NRM_CU_STREAM_CAPTURE_MODE_GLOBAL),
              NRM_CUDA_SUCCESS);
-    CHECK_OK(nrm__transfer_join(0, captured, other));
-    CHECK_OK(nrm__transfer_join(0, other, captured));
+    CHECK_OK(nrm__transfer_join(0, captured, 0, other));
+    CHECK_OK(nrm__transfer_join(0, other, 0, captured));
     CHECK_EQ(cuda.cuStreamEndCapture(handle_of(captured), &graph), NRM_CUDA_SUCCESS);
     CHECK_EQ(cuda.cuGraphDestroy(graph), NRM_CUDA_SUCCESS);
     nrm_stream_release(captured);
@@ -184,13 +184,35 @@ TEST(streams_of_two_devices_are_joined)
     make_current(0);
     hold(near);
     CHECK_EQ(cuda.cuMemsetD8Async(ptr, 1, NBYTES, handle_of(near)), NRM_CUDA_SUCCESS);
-    CHECK_OK(nrm__transfer_join(FAR_DEVICE, far, near));
+    CHECK_OK(nrm__transfer_join(FAR_DEVICE, far, 0, near));
     CHECK(!is_idle(far));
     let_go(near);
     CHECK_EQ(cuda.cuStreamSynchronize(handle_of(far)), NRM_CUDA_SUCCESS);
     CHECK_EQ(cuda.cuMemFree(ptr), NRM_CUDA_SUCCESS);
     nrm_stream_release(near);
     nrm_stream_release(far);
+    simulator_check_faults();
+}
+
+/* The same handle means two streams there. */
+TEST(default_streams_of_two_devices_are_joined)
+{
+    begin(2);
+    nrm_CUdeviceptr ptr = allocate_on(0);
+    nrm_stream *stream = nrm_stream_default();
+    CHECK_EQ(sim.hold_stream(NULL), 0);
+    CHECK_EQ(cuda.cuMemsetD8Async(ptr, 1, NBYTES, NULL), NRM_CUDA_SUCCESS);
+    CHECK_OK(nrm__transfer_join(FAR_DEVICE, stream, 0, stream));
+    make_current(FAR_DEVICE);
+    CHECK(!is_idle(stream));
+    make_current(0);
+    CHECK_EQ(sim.release_stream(NULL), 0);
+    make_current(FAR_DEVICE);
+    CHECK_EQ(cuda.cuStreamSynchronize(NULL), NRM_CUDA_SUCCESS);
+    CHECK(is_idle(stream));
+    make_current(0);
+    CHECK_EQ(cuda.cuMemFree(ptr), NRM_CUDA_SUCCESS);
+    CHECK_EQ(simulator_count(NRM_CUDASIM_EVENTS), 0u);
     simulator_check_faults();
 }
 
