@@ -61,19 +61,38 @@ is_bound(PyObject *key, PyObject *object)
     return mr != NULL && mr == ((struct resource_object *)object)->mr;
 }
 
-int
-registry_prune(struct module_state *state)
+static bool
+is_of_name(PyObject *key, PyObject *Py_UNUSED(object))
+{
+    return PyUnicode_Check(key);
+}
+
+static int
+forget_unless(struct module_state *state,
+              bool (*stays)(PyObject *key, PyObject *object))
 {
     PyObject *items = PyDict_Items(state->registered);
     for (Py_ssize_t i = 0; items != NULL && i < PyList_GET_SIZE(items); i++) {
         PyObject *pair = PyList_GET_ITEM(items, i);
         PyObject *key = PyTuple_GET_ITEM(pair, 0);
-        if (!is_bound(key, PyTuple_GET_ITEM(pair, 1)) && forget(state, key) < 0) {
+        if (!stays(key, PyTuple_GET_ITEM(pair, 1)) && forget(state, key) < 0) {
             Py_CLEAR(items);
         }
     }
     Py_XDECREF(items);
     return PyErr_Occurred() ? -1 : 0;
+}
+
+int
+registry_prune(struct module_state *state)
+{
+    return forget_unless(state, is_bound);
+}
+
+int
+registry_forget_devices(struct module_state *state)
+{
+    return forget_unless(state, is_of_name);
 }
 
 /* ---- names ---- */
