@@ -34,6 +34,8 @@ def simulator() -> Iterator[SimulatedCuda]:
         yield machine
         numpy_rmm._core._exchange_handler(None)
         gc.collect()  # an exception that a test caught keeps its frames in a cycle
+        # A pool may outlive the driver in a fixture, and would wait for it in vain.
+        numpy_rmm.trim()
 
 
 @pytest.fixture
