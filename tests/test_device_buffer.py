@@ -754,7 +754,7 @@ def test_memory_that_garbage_holds_is_found() -> None:
 
 
 def test_a_callback_that_raises() -> None:
-    device = mr.CudaMemoryResource()
+    device = mr.HostMemoryResource()  # nothing is copied
 
     def allocate(nbytes: int, stream: Stream) -> int:
         if nbytes > 100:
@@ -807,12 +807,12 @@ def test_one_thread_at_a_time_changes_a_size() -> None:
             refused.append(str(caught.value))
         return device.allocate(nbytes, stream)
 
-    device = mr.CudaMemoryResource()
+    device = mr.HostMemoryResource()  # nothing is copied
     own = mr.CallbackMemoryResource(allocate, device.deallocate)
-    buffers.append(DeviceBuffer.to_device(b"abc", mr=own))
+    buffers.append(DeviceBuffer(mr=own))
     buffers[0].resize(200)
     assert refused == ["another thread is about to change the size of this buffer"]
-    assert buffers[0].tobytes()[:3] == b"abc"
+    assert len(buffers[0]) == 200
     buffers.clear()  # no collector sees a cycle through the functions and a block
 
 
