@@ -136,6 +136,13 @@ def test_an_address_of_nothing(pool: mr.MemoryResource) -> None:
     data = np.zeros(4, np.uint8)
     assert len(DeviceBuffer(ptr=data.ctypes.data, size=0, mr=pool)) == 0
     assert len(DeviceBuffer(ptr=0, size=8, mr=pool)) == 8
+    assert live(pool) == (0, 0)
+
+
+def test_an_address_that_nobody_has(
+    pool: mr.MemoryResource, simulator: SimulatedCuda
+) -> None:
+    """A real driver takes it for the program's own memory, and reads there."""
     with pytest.raises((ValueError, numpy_rmm.CudaError)):
         DeviceBuffer(ptr=8, size=8, mr=pool)
     assert live(pool) == (0, 0)
