@@ -30,7 +30,7 @@
 #define NRM__CACHE_WAYS 29u            /* room for blocks of one size */
 #define NRM__LARGE_MIN (32 * NRM__MIB) /* blocks of more bytes are kept one at a time */
 #define NRM__LARGE_FIT 8 /* and are not larger than a request by more than this share */
-#define NRM__CACHED_MAX NRM__GIB /* largest block that a thread keeps */
+#define NRM__CACHED_MAX (2 * NRM__GIB) /* largest block that a thread keeps */
 
 /* A free cell or block on its way: neither free for others nor live. */
 struct nrm__cell {
