@@ -111,7 +111,7 @@ struct nrm__pool {
     size_t alignment;      /* of every block, at least: the kind's */
     size_t granule;        /* block sizes are multiples of it */
     size_t shift;          /* see nrm__cached_nbytes */
-    size_t rounded_max;  /* the same */
+    size_t rounded_max;    /* the same */
     size_t maximum_nbytes; /* of all segments */
     size_t segment_nbytes; /* largest segment taken ahead of demand */
     size_t idle_nbytes;    /* free bytes beyond which large free segments go back */
@@ -150,15 +150,15 @@ struct nrm__pool {
     size_t n_whole; /* segments that are free as a whole */
     size_t n_used;  /* free blocks with pages to give back, see nrm__pool_is_used */
     struct nrm__pool_block *dropping; /* whose pages go back now: claimed; or NULL */
-    bool is_draining;       /* the background thread brings back what threads keep */
-    unsigned n_trimming;    /* trims in progress: nobody's pages go back meanwhile */
-    bool is_watched;        /* the background thread knows of them */
-    bool lacks_idle;        /* a child's: what was idle before the fork is not mapped */
-    int64_t n_seen;         /* allocations until it looked last */
-    size_t growing_nbytes;  /* asked of the upstream right now */
-    unsigned n_hungry;      /* growths whose fruit was taken: trims leave the next one */
-    uint64_t newest_stamp;  /* of a parked block */
-    size_t parked_in_vain;  /* when a wait for the GPU brought nothing; 0: it did */
+    bool is_draining;      /* the background thread brings back what threads keep */
+    unsigned n_trimming;   /* trims in progress: nobody's pages go back meanwhile */
+    bool is_watched;       /* the background thread knows of them */
+    bool lacks_idle;       /* a child's: what was idle before the fork is not mapped */
+    int64_t n_seen;        /* allocations until it looked last */
+    size_t growing_nbytes; /* asked of the upstream right now */
+    unsigned n_hungry;     /* growths whose fruit was taken: trims leave the next one */
+    uint64_t newest_stamp; /* of a parked block */
+    size_t parked_in_vain; /* when a wait for the GPU brought nothing; 0: it did */
     size_t unclosed_nbytes; /* parked since an epoch was closed */
     int64_t n_epochs, n_waits;
 };
