@@ -222,9 +222,8 @@ static void
 get_more(struct nrm__pool *pool, size_t nbytes)
 {
     struct nrm__cell cells[NRM__CACHE_WAYS];
-    size_t n = nbytes <= pool->rounded_max + 1
-                   ? nrm__cache_wanted_blocks(&pool->base, nbytes)
-                   : 0;
+    size_t n =
+        nbytes <= NRM__SHIFTED_MIN ? nrm__cache_wanted_blocks(&pool->base, nbytes) : 0;
     n = n != 0 ? nrm__pool_take_more(pool, nbytes, cells, n) : 0;
     for (size_t i = 0; i < n; i++) {
         struct nrm__pool_block *block = nrm__pool_block_of(cells[i].record);
@@ -304,7 +303,7 @@ kept_limit(struct nrm__pool *pool, size_t nbytes)
         return nrm__min(limit + nrm__min(nbytes, KEPT_DEVICE_NBYTES),
                         pool->maximum_nbytes / KEPT_FRACTION);
     }
-    if (nbytes <= NRM__LARGE_MIN || !pool->is_plain) {
+    if (nbytes <= NRM__LARGE_MIN || nbytes > NRM__CACHED_MAX || !pool->is_plain) {
         return limit;
     }
     nrm__lock_acquire(&pool->lock);

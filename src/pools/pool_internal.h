@@ -21,7 +21,6 @@
 #define NRM__POOL_N_CLASSES (64 * NRM__POOL_N_SUBCLASSES)
 #define NRM__POOL_N_WORDS (NRM__POOL_N_CLASSES / 64)
 
-#define NRM__SPARE_FRACTION 8 /* of the free memory a thread gets for later at once */
 #define NRM__POOL_FIRST_SEGMENT_NBYTES (8 * NRM__MIB)
 
 /* The states of a block, in its key. A claimed one belongs to whoever gives it back or

@@ -18,8 +18,9 @@
 
 #define WAIT_MIN_NBYTES NRM__MIB /* requests of fewer bytes never wait for the GPU */
 #define PARKED_BLOCKS 4          /* parked blocks of the size asked that are let be */
-#define GROW_TRIES 16            /* of a growth that others took the fruit of */
-#define SLACK_SHIFT 3            /* a block that moves to grow gets an eighth more */
+#define SPARE_FRACTION 8 /* of the free memory a thread gets for later at once */
+#define GROW_TRIES 16    /* of a growth that others took the fruit of */
+#define SLACK_SHIFT 3    /* a block that moves to grow gets an eighth more */
 #define SLACK_MIN_NBYTES (4 * NRM__KIB)
 #define OWN_MIN_NBYTES NRM__MIB /* from here on a growing block has pages of its own */
 #define OWN_FRACTION 512        /* and of what is reserved */
@@ -167,7 +168,7 @@ nrm__pool_take_more(struct nrm__pool *pool, size_t nbytes, struct nrm__cell *out
     struct nrm__pool_bins *bins = &pool->bins[nrm__pool_node_here(pool)];
     size_t n_taken = 0;
     nrm__lock_acquire(&pool->lock);
-    n = nrm__min(n, pool->free_nbytes / NRM__SPARE_FRACTION / nbytes);
+    n = nrm__min(n, pool->free_nbytes / SPARE_FRACTION / nbytes);
     while (n_taken < n) {
         struct nrm__pool_block *block =
             nrm__pool_take_from_locked(pool, bins, nbytes, pool->alignment);

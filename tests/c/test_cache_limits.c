@@ -123,6 +123,27 @@ TEST(a_pair_of_a_large_block_takes_no_lock)
     nrm_resource_release(mr);
 }
 
+/* Nor does it leave room for others that is not meant for them. */
+TEST(a_block_too_large_to_be_kept_changes_nothing)
+{
+    enum { N = 6 };
+    void *ptrs[2 * N];
+    CHECK_OK(nrm_option_set(NRM_OPT_IDLE_LIMIT, "64 GiB"));
+    nrm_resource *mr = pool_over(host_source(), 0);
+    CHECK_OK(nrm_option_set(NRM_OPT_IDLE_LIMIT, "0"));
+    void *ptr = allocate_twice(mr, 3 * NRM__GIB);
+    for (int i = 0; i < 2 * N; i++) { /* of two sizes, in two sets */
+        ptrs[i] = allocate(mr, 16 * NRM__MIB + (size_t)(i % 2) * NRM__MIB);
+    }
+    CHECK_OK(nrm_resource_deallocate(mr, ptr, 0, NULL));
+    CHECK_EQ(n_kept(mr), 0u);
+    for (int i = 0; i < 2 * N; i++) {
+        CHECK_OK(nrm_resource_deallocate(mr, ptrs[i], 0, NULL));
+        CHECK_LE(n_kept_bytes(mr), KEPT);
+    }
+    nrm_resource_release(mr);
+}
+
 TEST(no_block_is_kept_that_is_much_of_what_may_lie_idle)
 {
     CHECK_OK(nrm_option_set(NRM_OPT_IDLE_LIMIT, "768 MiB"));
