@@ -9,6 +9,7 @@
 #include "base/bits.h"
 #include "core/hooks.h"
 #include "core/order.h"
+#include "core/uses.h"
 #include "device_pool.h"
 #include "nrm/adaptors.h"
 #include "nrm/options.h"
@@ -233,6 +234,28 @@ TEST_EACH(blocks_of_one_size_are_kept_for_two_streams, kept_sizes)
         give(ptrs[s][1], both[s]);
         nrm_stream_release(both[s]);
     }
+    stop();
+}
+
+/* As when the driver has begun to check: what threads keep it would not be told of. */
+TEST(nothing_is_kept_or_handed_out_while_it_is_forbidden)
+{
+    start(0);
+    nrm_stream *stream = new_stream();
+    know(stream);
+    void *first = take(BLOCK, stream), *second = take(BLOCK, stream);
+    give(first, stream);
+    size_t kept = n_kept(pool);
+    CHECK(kept != 0);
+    atomic_store(&nrm__epoch_forbids, true);
+    give(second, stream);
+    CHECK_EQ(n_kept(pool), kept);
+    CHECK(take(BLOCK, stream) == second);
+    CHECK_EQ(n_kept(pool), kept);
+    atomic_store(&nrm__epoch_forbids, false);
+    give(second, stream);
+    CHECK_EQ(n_kept(pool), kept + 1);
+    nrm_stream_release(stream);
     stop();
 }
 
