@@ -57,6 +57,13 @@ def pytest_collection_modifyitems(
                 item.add_marker(pytest.mark.skip(reason="slow: run with -m slow"))
 
 
+def pytest_collection_finish() -> None:
+    """Most tests collect garbage, some several times: of what they made themselves, not
+    of all that pytest has made of them."""
+    gc.collect()
+    gc.freeze()
+
+
 # ---- handlers ------------------------------------------------------------------------
 
 HOST_NAMES = ["host", "host_direct", "huge_pages"]

@@ -69,7 +69,7 @@ def programs() -> Path:
     setup: list[str | Path] = [*MESON, "setup", "-Dextension=false", "-Dtests=true"]
     setup += ["-Dvalgrind=true" if CHECKER == "valgrind" else "-Dslow_asserts=true"]
     if SANITIZE:
-        setup += [f"-Db_sanitize={SANITIZE}", "-Db_lundef=false"]
+        setup += [f"-Db_sanitize={SANITIZE}", "-Db_lundef=false", "-Doptimization=1"]
     with locked(build.parent / f"{build.name}.lock"):
         if not (build / "build.ninja").exists():
             run([*setup, build])
