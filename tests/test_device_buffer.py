@@ -465,6 +465,11 @@ def test_the_producer_of_others_comes_first(driver: Driver, stream: Stream) -> N
     assert set(target.tobytes(stream)) == {5}
 
 
+def allocate_and_deallocate(stream: Any) -> None:
+    current = mr.get_current_device_resource()
+    current.deallocate(current.allocate(8, stream), 8, stream)
+
+
 STREAM_CALLS: dict[str, Callable[[DeviceBuffer, Any], object]] = {
     "to_device": lambda _, stream: DeviceBuffer.to_device(b"abc", stream),
     "copy_to_host": lambda buffer, stream: buffer.copy_to_host(stream=stream),
@@ -476,7 +481,7 @@ STREAM_CALLS: dict[str, Callable[[DeviceBuffer, Any], object]] = {
     "copy_ptr_to_host": lambda b, s: copy_ptr_to_host(b.ptr, bytearray(3), s),
     "copy_host_to_ptr": lambda b, s: copy_host_to_ptr(b"abc", b.ptr, s),
     "copy_device_to_ptr": lambda b, s: copy_device_to_ptr(b.ptr, b.ptr + 3, 3, s),
-    "allocate": lambda _, stream: mr.get_current_device_resource().allocate(8, stream),
+    "allocate": lambda _, stream: allocate_and_deallocate(stream),
 }
 
 
