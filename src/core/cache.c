@@ -8,15 +8,11 @@
  */
 #include "core/cache_internal.h"
 
-#include <sched.h>
-#include <string.h>
-
 #include "base/assert.h"
 #include "base/lock.h"
 #include "core/hooks.h"
 #include "core/nodes.h"
 #include "os/barrier.h"
-#include "os/fork.h"
 #include "os/memory.h"
 
 /* Bytes of cells that a thread keeps of one class, and how many at least. */
@@ -24,8 +20,6 @@
 #define CLASS_MIN_CELLS 16u
 
 #define HASHED_BLOCKS 6u /* of a set that is shared by several sizes */
-
-#define KEPT_SHIFT 6 /* of what a thread has live it keeps this fraction too */
 
 struct nrm__cache_common nrm__cache_common = {.is_alone = true};
 
@@ -54,86 +48,8 @@ const uint16_t nrm__magazine_offsets[NRM__SLAB_MAX / NRM__SLAB_ALIGNMENT] = {
 };
 
 struct nrm__lock nrm__cache_lock = NRM__LOCK_INIT(NRM__RANK_CACHES);
-static struct nrm__link caches = {&caches, &caches};
+struct nrm__link nrm__caches = {&nrm__caches, &nrm__caches};
 static struct nrm__magazines *free_magazines;
-
-static struct nrm__cache *
-cache_of(struct nrm__link *link)
-{
-    return NRM__CONTAINER(link, struct nrm__cache, link);
-}
-
-static struct nrm__cache *
-own_cache(void)
-{
-    struct nrm__thread_state *state = nrm__thread_state_now();
-    return state != NULL ? state->cache : NULL;
-}
-
-/* ---- others at a cache ---- */
-
-static bool
-is_inside(const struct nrm__cache *cache)
-{
-    return atomic_load_explicit(&cache->inside, memory_order_acquire);
-}
-
-static bool
-is_alone_locked(void)
-{
-    struct nrm__cache *own = own_cache();
-    return own != NULL && caches.next == &own->link && caches.previous == &own->link;
-}
-
-static void
-barrier(void)
-{
-    if (nrm__cache_common.fences) {
-        nrm__full_fence();
-    }
-    else {
-        nrm__process_barrier();
-    }
-}
-
-/* Keeps the owner out until `let_in`; waits until it is out. */
-static void
-shut_out_locked(struct nrm__cache *cache)
-{
-    atomic_fetch_or(&cache->gate, NRM__CACHE_STOPS);
-    if (cache == own_cache()) {
-        NRM_DEBUG_ASSERT(!is_inside(cache));
-        return;
-    }
-    barrier();
-    while (is_inside(cache)) {
-        sched_yield();
-    }
-}
-
-static void
-let_in_locked(struct nrm__cache *cache)
-{
-    atomic_fetch_and_explicit(&cache->gate, ~(unsigned)NRM__CACHE_STOPS,
-                              memory_order_release);
-}
-
-void
-nrm__cache_synchronize(void)
-{
-    nrm__lock_acquire(&nrm__cache_lock);
-    if (!nrm__list_is_empty(&caches) && !is_alone_locked()) {
-        struct nrm__cache *own = own_cache();
-        barrier();
-        for (struct nrm__link *link = caches.next; link != &caches; link = link->next) {
-            struct nrm__cache *cache = cache_of(link);
-            while (cache != own && is_inside(cache)) {
-                sched_yield(); /* it is in and out all the time */
-            }
-        }
-    }
-    nrm__lock_release(&nrm__cache_lock);
-}
 
 /* ---- magazines ---- */
 
@@ -204,8 +120,8 @@ create_magazines(const struct nrm__front *front)
     return magazines;
 }
 
-static void
-destroy_magazines(struct nrm__magazines *magazines)
+void
+nrm__magazines_destroy(struct nrm__magazines *magazines)
 {
     if (magazines == NULL) {
         return;
@@ -226,30 +142,22 @@ has_any(const struct nrm__magazines *magazines)
     return n_cells != 0 || magazines->set_nbytes != 0;
 }
 
-/* Empties magazines that were taken away, and recycles them. The pool lives at least as
-   long as they have something of it, and may be gone when they have nothing. */
-static void
-give_back(struct nrm__magazines *magazines)
+void
+nrm__magazines_give_back(struct nrm__magazines *magazines)
 {
     if (magazines != NULL && has_any(magazines)) {
         magazines->pool->ops->take_back(magazines->pool, magazines);
     }
-    destroy_magazines(magazines);
+    nrm__magazines_destroy(magazines);
 }
 
 /* ---- slots ---- */
-
-static bool
-is_of(const struct nrm__slot *slot, const nrm_resource *mr)
-{
-    return atomic_load_explicit(&slot->mr, memory_order_relaxed) == mr;
-}
 
 /* A pool's own slot has the magazines that others of the thread share. */
 static bool
 is_own(const struct nrm__slot *slot)
 {
-    return slot->pool != NULL && is_of(slot, slot->pool);
+    return slot->pool != NULL && nrm__slot_is_of(slot, slot->pool);
 }
 
 static const atomic_bool never;
@@ -261,8 +169,8 @@ n_sizes(uint32_t least, uint32_t limit)
     return limit >= least ? limit - least + 1 : 0;
 }
 
-static void
-equip_slot(struct nrm__slot *slot, struct nrm__magazines *magazines)
+void
+nrm__slot_equip(struct nrm__slot *slot, struct nrm__magazines *magazines)
 {
     slot->magazines = magazines;
     slot->cell_limit = slot->block_sizes = slot->stream_sizes = 0;
@@ -288,10 +196,8 @@ leads_to(const struct nrm__slot *slot, const struct nrm__shard *shard)
     return each != NULL;
 }
 
-/* Forgets a slot, and those that lead to it; the owner is out. Returns magazines for
-   give_back. */
-static struct nrm__magazines *
-clear_slot_locked(struct nrm__cache *cache, struct nrm__slot *slot)
+struct nrm__magazines *
+nrm__cache_clear_slot_locked(struct nrm__cache *cache, struct nrm__slot *slot)
 {
     struct nrm__magazines *magazines = NULL;
     nrm_resource *mr = atomic_load_explicit(&slot->mr, memory_order_relaxed);
@@ -304,7 +210,7 @@ clear_slot_locked(struct nrm__cache *cache, struct nrm__slot *slot)
     for (size_t i = 0; i < NRM__CACHE_SLOTS; i++) {
         struct nrm__slot *other = &cache->slots[i];
         if (other != slot && leads_to(other, slot->front)) {
-            (void)clear_slot_locked(cache, other);
+            (void)nrm__cache_clear_slot_locked(cache, other);
         }
     }
     nrm__shard_fold_locked(slot->front);
@@ -312,17 +218,17 @@ clear_slot_locked(struct nrm__cache *cache, struct nrm__slot *slot)
     slot->pool = NULL;
     slot->front = NULL;
     slot->account = NULL;
-    equip_slot(slot, NULL);
+    nrm__slot_equip(slot, NULL);
     return magazines;
 }
 
-static void
-set_magazines_locked(struct nrm__cache *cache, nrm_resource *pool,
-                     struct nrm__magazines *magazines)
+void
+nrm__cache_set_magazines_locked(struct nrm__cache *cache, nrm_resource *pool,
+                                struct nrm__magazines *magazines)
 {
     for (size_t i = 0; i < NRM__CACHE_SLOTS; i++) {
         if (cache->slots[i].pool == pool) {
-            equip_slot(&cache->slots[i], magazines);
+            nrm__slot_equip(&cache->slots[i], magazines);
         }
     }
 }
@@ -341,7 +247,7 @@ void
 nrm__cache_announce(void)
 {
     if (atomic_load_explicit(&nrm__cache_common.is_alone, memory_order_acquire) &&
-        own_cache() == NULL) {
+        nrm__cache_own() == NULL) {
         end_solitude();
     }
 }
@@ -355,8 +261,8 @@ create_cache(struct nrm__thread_state *state)
     }
     nrm__lock_acquire(&nrm__cache_lock);
     atomic_init(&cache->gate, nrm__cache_common.fences ? NRM__CACHE_FENCES : 0u);
-    bool is_first = nrm__list_is_empty(&caches);
-    nrm__list_append(&caches, &cache->link);
+    bool is_first = nrm__list_is_empty(&nrm__caches);
+    nrm__list_append(&nrm__caches, &cache->link);
     nrm__lock_release(&nrm__cache_lock);
     if (!is_first) {
         end_solitude();
@@ -385,17 +291,11 @@ fill_slot_locked(struct nrm__slot *slot, nrm_resource *mr,
     shard->behind = behind != NULL ? behind->front : NULL;
     slot->least_alignment = nrm__kind_alignment(mr->kind) >
                             nrm__kind_alignment(front->pool->kind);
-    equip_slot(slot, behind != NULL ? behind->magazines : NULL);
+    nrm__slot_equip(slot, behind != NULL ? behind->magazines : NULL);
     atomic_store(&front->pool->is_cached, true);
     atomic_store(&mr->is_cached, true);
     atomic_store_explicit(&slot->mr, mr, memory_order_relaxed);
     return true;
-}
-
-static struct nrm__slot *
-slot_of(struct nrm__cache *cache, const nrm_resource *mr)
-{
-    return nrm__cache_slot_of(cache, mr);
 }
 
 /* Whether a way leads over the slot: it cannot be of two of its resources. */
@@ -404,7 +304,7 @@ leads_over(struct nrm__cache *cache, const struct nrm__slot *way,
            const struct nrm__slot *slot)
 {
     const struct nrm__shard *shard = way->front;
-    while (shard != NULL && slot_of(cache, shard->mr) != slot) {
+    while (shard != NULL && nrm__cache_slot_of(cache, shard->mr) != slot) {
         shard = shard->behind;
     }
     return shard != NULL;
@@ -415,7 +315,7 @@ leads_over(struct nrm__cache *cache, const struct nrm__slot *way,
 static struct nrm__slot *
 make_slot(struct nrm__cache *cache, nrm_resource *mr, struct nrm__front *front)
 {
-    struct nrm__slot *slot = slot_of(cache, mr), *behind = NULL;
+    struct nrm__slot *slot = nrm__cache_slot_of(cache, mr), *behind = NULL;
     if (mr->ops->front == NULL || !mr->ops->front(mr, front)) {
         return NULL;
     }
@@ -426,14 +326,14 @@ make_slot(struct nrm__cache *cache, nrm_resource *mr, struct nrm__front *front)
             return NULL;
         }
     }
-    if (is_of(slot, mr)) {
+    if (nrm__slot_is_of(slot, mr)) {
         return slot;
     }
     nrm__lock_acquire(&nrm__cache_lock);
-    struct nrm__magazines *old = clear_slot_locked(cache, slot);
+    struct nrm__magazines *old = nrm__cache_clear_slot_locked(cache, slot);
     bool filled = fill_slot_locked(slot, mr, front, behind);
     nrm__lock_release(&nrm__cache_lock);
-    give_back(old);
+    nrm__magazines_give_back(old);
     return filled ? slot : NULL;
 }
 
@@ -447,15 +347,15 @@ equip(struct nrm__cache *cache, const struct nrm__front *front)
         return;
     }
     nrm__lock_acquire(&nrm__cache_lock);
-    struct nrm__slot *slot = slot_of(cache, pool);
+    struct nrm__slot *slot = nrm__cache_slot_of(cache, pool);
     bool wanted = is_own(slot) && slot->magazines == NULL &&
                   !atomic_load(&pool->is_closed);
     if (wanted) {
-        set_magazines_locked(cache, pool, magazines);
+        nrm__cache_set_magazines_locked(cache, pool, magazines);
     }
     nrm__lock_release(&nrm__cache_lock);
     if (!wanted) {
-        destroy_magazines(magazines);
+        nrm__magazines_destroy(magazines);
     }
 }
 
@@ -476,311 +376,6 @@ nrm__cache_make_slot(nrm_resource *mr, struct nrm__cache **out)
     return nrm__cache_enter_slot(mr, out);
 }
 
-/* ---- magazines, for pools ---- */
-
-static struct nrm__magazine *
-enter_magazine(nrm_resource *pool, size_t class_index, struct nrm__cache **out)
-{
-    struct nrm__slot *slot = nrm__cache_enter_slot(pool, out);
-    if (slot == NULL) {
-        return NULL;
-    }
-    if (slot->magazines == NULL || atomic_load(&pool->is_closed)) {
-        nrm__cache_leave(*out);
-        return NULL;
-    }
-    return &slot->magazines->classes[class_index];
-}
-
-size_t
-nrm__cache_wanted(nrm_resource *pool, size_t class_index)
-{
-    struct nrm__cache *cache;
-    struct nrm__magazine *magazine = enter_magazine(pool, class_index, &cache);
-    if (magazine == NULL) {
-        return 0;
-    }
-    size_t n = magazine->n == 0 ? magazine->capacity / 2 : 0;
-    nrm__cache_leave(cache);
-    return n;
-}
-
-size_t
-nrm__cache_keep_cells(nrm_resource *pool, size_t class_index,
-                      const struct nrm__cell *cells, size_t n)
-{
-    struct nrm__cache *cache;
-    struct nrm__magazine *magazine = enter_magazine(pool, class_index, &cache);
-    if (magazine == NULL) {
-        return 0;
-    }
-    size_t n_kept = nrm__min(n, magazine->capacity - magazine->n);
-    memcpy(&magazine->cells[magazine->n], &cells[n - n_kept], n_kept * sizeof *cells);
-    magazine->n += (uint32_t)n_kept;
-    nrm__cache_leave(cache);
-    return n_kept;
-}
-
-size_t
-nrm__cache_give_up_cells(nrm_resource *pool, size_t class_index, struct nrm__cell *out)
-{
-    struct nrm__cache *cache;
-    struct nrm__magazine *magazine = enter_magazine(pool, class_index, &cache);
-    if (magazine == NULL) {
-        return 0;
-    }
-    struct nrm__cell *kept = magazine->cells;
-    size_t n = magazine->n == magazine->capacity ? magazine->capacity / 2 : 0;
-    memcpy(out, kept, n * sizeof *out);
-    magazine->n -= (uint32_t)n;
-    memmove(kept, &kept[n], magazine->n * sizeof *out);
-    nrm__cache_leave(cache);
-    return n;
-}
-
-/* The oldest `n` blocks of a set; false: there are none. */
-static bool
-take_oldest(struct nrm__magazines *magazines, struct nrm__cache_set *set, uint32_t n,
-            struct nrm__cache_set *out)
-{
-    out->stream = set->stream;
-    out->nbytes = set->nbytes;
-    out->n = n;
-    memcpy(out->cells, set->cells, n * sizeof *set->cells);
-    magazines->set_nbytes -= n * set->nbytes;
-    set->n -= n;
-    memmove(set->cells, &set->cells[n], set->n * sizeof *set->cells);
-    return n != 0;
-}
-
-/* False: it is empty. */
-static bool
-take_set(struct nrm__magazines *magazines, struct nrm__cache_set *set,
-         struct nrm__cache_set *out)
-{
-    return take_oldest(magazines, set, set->n, out);
-}
-
-/* The next one that has any, in turn; NULL: none has. */
-static struct nrm__cache_set *
-next_set(struct nrm__magazines *magazines)
-{
-    for (size_t i = 0; i < NRM__CACHE_SETS; i++) {
-        unsigned victim = magazines->next_victim++ % NRM__CACHE_SETS;
-        if (magazines->sets[victim].n != 0) {
-            return &magazines->sets[victim];
-        }
-    }
-    return NULL;
-}
-
-bool
-nrm__cache_give_up_set(nrm_resource *pool, struct nrm__cache_set *out)
-{
-    struct nrm__cache *cache;
-    if (enter_magazine(pool, 0, &cache) == NULL) {
-        return false;
-    }
-    struct nrm__magazines *magazines = slot_of(cache, pool)->magazines;
-    struct nrm__cache_set *set = magazines->set_nbytes != 0 ? next_set(magazines)
-                                                            : NULL;
-    bool found = set != NULL && take_set(magazines, set, out);
-    nrm__cache_leave(cache);
-    return found;
-}
-
-/* What this thread has live of a resource. */
-static size_t
-live_nbytes(const struct nrm__shard *shard)
-{
-    int64_t nbytes =
-        nrm__owned_get(&shard->top_bytes) - nrm__owned_get(&shard->left_bytes);
-    return nbytes > 0 ? (size_t)nbytes
-                      : 0; /* others' blocks, which it freed, count too */
-}
-
-void
-nrm__cache_set_limit(nrm_resource *pool, size_t limit)
-{
-    struct nrm__cache *cache;
-    if (enter_magazine(pool, 0, &cache) != NULL) {
-        const struct nrm__slot *slot = slot_of(cache, pool);
-        slot->magazines->set_limit =
-            nrm__max(limit, live_nbytes(slot->front) >> KEPT_SHIFT);
-        nrm__cache_leave(cache);
-    }
-}
-
-/* Half of the next set that has any. */
-static bool
-take_some(struct nrm__magazines *magazines, struct nrm__cache_set *out)
-{
-    struct nrm__cache_set *set = next_set(magazines);
-    return set != NULL && take_oldest(magazines, set, (set->n + 1) / 2, out);
-}
-
-bool
-nrm__cache_make_room(nrm_resource *pool, size_t nbytes, uint64_t stream,
-                     struct nrm__cache_set *out)
-{
-    struct nrm__cache *cache;
-    bool found = false;
-    if (enter_magazine(pool, 0, &cache) == NULL) {
-        return false;
-    }
-    const struct nrm__slot *slot = slot_of(cache, pool);
-    struct nrm__magazines *magazines = slot->magazines;
-    struct nrm__cache_set *set = nrm__cache_set_of(magazines, nbytes, stream);
-    bool fits = magazines->set_nbytes + nbytes <= magazines->set_limit;
-    if (nbytes > slot->stream_limit) {
-        found = false;
-    }
-    else if (set->n == 0 || nrm__cache_set_is_for(set, nbytes, stream)) {
-        found = set->n == set->capacity ? take_oldest(magazines, set, set->n / 2, out)
-                                        : !fits && take_some(magazines, out);
-    }
-    else {
-        found = !set->is_sized && take_set(magazines, set, out);
-    }
-    nrm__cache_leave(cache);
-    return found;
-}
-
-/* The set of a size of blocks that are anybody's, if it has one of its own; NULL: not so. */
-static struct nrm__cache_set *
-sized_set(const struct nrm__slot *slot, size_t nbytes)
-{
-    struct nrm__cache_set *set = nrm__cache_set_of(slot->magazines, nbytes, 0);
-    bool keeps = set->is_sized && set->nbytes == nbytes && nbytes <= slot->limit;
-    return keeps ? set : NULL;
-}
-
-size_t
-nrm__cache_wanted_blocks(nrm_resource *pool, size_t nbytes)
-{
-    struct nrm__cache *cache;
-    if (enter_magazine(pool, 0, &cache) == NULL) {
-        return 0;
-    }
-    const struct nrm__slot *slot = slot_of(cache, pool);
-    const struct nrm__cache_set *set = sized_set(slot, nbytes);
-    const struct nrm__magazines *magazines = slot->magazines;
-    size_t n = set != NULL && set->n == 0 ? set->capacity / 2u : 0;
-    size_t room = magazines->set_nbytes < magazines->set_limit
-                      ? magazines->set_limit - magazines->set_nbytes
-                      : 0;
-    nrm__cache_leave(cache);
-    return nrm__min(n, room / nbytes);
-}
-
-size_t
-nrm__cache_keep_blocks(nrm_resource *pool, size_t nbytes, const struct nrm__cell *cells,
-                       size_t n)
-{
-    struct nrm__cache *cache;
-    size_t n_kept = 0;
-    if (n == 0 || enter_magazine(pool, 0, &cache) == NULL) {
-        return 0;
-    }
-    const struct nrm__slot *slot = slot_of(cache, pool);
-    struct nrm__cache_set *set = sized_set(slot, nbytes);
-    while (set != NULL && n_kept < n &&
-           nrm__cache_has_room(slot->magazines, set, nbytes, 0)) {
-        n_kept++;
-        nrm__cache_put_block(slot->magazines, set, nbytes, 0, cells[n - n_kept]);
-    }
-    nrm__cache_leave(cache);
-    return n_kept;
-}
-
-/* ---- draining ---- */
-
-/* Takes the magazines of the pool away from every thread, and from each once: threads that
-   go on using it have new ones at once. A list by `next_free`. */
-static struct nrm__magazines *
-steal(nrm_resource *pool)
-{
-    struct nrm__magazines *stolen = NULL;
-    nrm__lock_acquire(&nrm__cache_lock);
-    for (struct nrm__link *link = caches.next; link != &caches; link = link->next) {
-        struct nrm__cache *cache = cache_of(link);
-        struct nrm__slot *slot = slot_of(cache, pool);
-        if (is_of(slot, pool) && slot->magazines != NULL) {
-            shut_out_locked(cache);
-            slot->magazines->next_free = stolen;
-            stolen = slot->magazines;
-            set_magazines_locked(cache, pool, NULL);
-            let_in_locked(cache);
-        }
-    }
-    nrm__lock_release(&nrm__cache_lock);
-    return stolen;
-}
-
-void
-nrm__cache_drain(nrm_resource *pool)
-{
-    if (!atomic_load(&pool->is_cached)) {
-        return;
-    }
-    struct nrm__magazines *stolen = steal(pool);
-    pool->ops->take_back(pool, NULL);
-    while (stolen != NULL) {
-        struct nrm__magazines *next = stolen->next_free;
-        give_back(stolen);
-        stolen = next;
-    }
-}
-
-void
-nrm__cache_publish(nrm_resource *mr)
-{
-    if (!atomic_load(&mr->is_cached)) {
-        return;
-    }
-    nrm__lock_acquire(&nrm__cache_lock);
-    for (struct nrm__link *link = caches.next; link != &caches; link = link->next) {
-        struct nrm__cache *cache = cache_of(link);
-        struct nrm__slot *slot = slot_of(cache, mr);
-        if (is_of(slot, mr)) {
-            shut_out_locked(cache);
-            nrm__shard_publish_all(slot->front);
-            let_in_locked(cache);
-        }
-    }
-    nrm__lock_release(&nrm__cache_lock);
-}
-
-void
-nrm__cache_close(nrm_resource *pool)
-{
-    atomic_store(&pool->is_closed, true);
-    nrm__cache_synchronize();
-    nrm__cache_drain(pool);
-}
-
-void
-nrm__cache_forget(nrm_resource *mr)
-{
-    struct nrm__magazines *empty;
-    do {
-        empty = NULL;
-        nrm__lock_acquire(&nrm__cache_lock);
-        for (struct nrm__link *link = caches.next; link != &caches && empty == NULL;
-             link = link->next) {
-            struct nrm__cache *cache = cache_of(link);
-            struct nrm__slot *slot = slot_of(cache, mr);
-            if (is_of(slot, mr)) {
-                shut_out_locked(cache);
-                empty = clear_slot_locked(cache, slot);
-                let_in_locked(cache);
-            }
-        }
-        nrm__lock_release(&nrm__cache_lock);
-        destroy_magazines(empty);
-    } while (empty != NULL);
-}
-
 /* ---- the end of a thread ---- */
 
 static void
@@ -792,9 +387,10 @@ on_thread_end(struct nrm__thread_state *state)
     }
     for (size_t i = 0; i < NRM__CACHE_SLOTS; i++) {
         nrm__lock_acquire(&nrm__cache_lock);
-        struct nrm__magazines *magazines = clear_slot_locked(cache, &cache->slots[i]);
+        struct nrm__magazines *magazines =
+            nrm__cache_clear_slot_locked(cache, &cache->slots[i]);
         nrm__lock_release(&nrm__cache_lock);
-        give_back(magazines);
+        nrm__magazines_give_back(magazines);
     }
     state->cache = NULL;
     nrm__lock_acquire(&nrm__cache_lock);
@@ -803,77 +399,10 @@ on_thread_end(struct nrm__thread_state *state)
     nrm__node_deallocate(cache, sizeof *cache);
 }
 
-/* ---- fork ---- */
-
-static void
-fork_prepare(void)
-{
-    for (struct nrm__link *link = caches.next; link != &caches; link = link->next) {
-        shut_out_locked(cache_of(link));
-    }
-}
-
-static void
-fork_parent(void)
-{
-    for (struct nrm__link *link = caches.next; link != &caches; link = link->next) {
-        let_in_locked(cache_of(link));
-    }
-}
-
-/* Nobody watches the pools of a child until a block goes the long way, as the next one does
-   now. */
-static void
-keep_no_more(struct nrm__cache *cache)
-{
-    for (size_t i = 0; i < NRM__CACHE_SLOTS; i++) {
-        if (cache->slots[i].magazines != NULL) {
-            cache->slots[i].magazines->set_limit = 0;
-        }
-    }
-}
-
-/* Memory of the driver is of no use in a child: the long way says why. */
-static void
-forbid_driver_memory(struct nrm__cache *cache)
-{
-    for (size_t i = 0; i < NRM__CACHE_SLOTS; i++) {
-        struct nrm__slot *slot = &cache->slots[i];
-        if (slot->pool != NULL && slot->pool->kind != NRM_KIND_HOST) {
-            slot->limit = slot->stream_limit = 0;
-            equip_slot(slot, slot->magazines);
-        }
-    }
-}
-
-/* What other threads kept stays in their caches until the pool is drained. They may have
-   looked in, and turned back, at the moment of the fork: they will not leave any more. */
-static void
-fork_child(void)
-{
-    struct nrm__cache *own = own_cache();
-    for (struct nrm__link *link = caches.next; link != &caches; link = link->next) {
-        if (cache_of(link) != own) {
-            atomic_store(&cache_of(link)->inside, false);
-        }
-        forbid_driver_memory(cache_of(link));
-        keep_no_more(cache_of(link));
-        let_in_locked(cache_of(link));
-    }
-}
-
-static const struct nrm__fork_hook fork_hook = {
-    .rank = NRM__RANK_CACHES,
-    .lock = &nrm__cache_lock,
-    .prepare = fork_prepare,
-    .parent = fork_parent,
-    .child = fork_child,
-};
-
 __attribute__((constructor)) static void
 start(void)
 {
     nrm__cache_common.fences = !nrm__process_barrier_is_known();
     nrm__thread_state_set_end(on_thread_end);
-    nrm__fork_hook_add(&fork_hook);
+    nrm__fork_hook_add(&nrm__cache_fork_hook);
 }
