@@ -24,11 +24,9 @@
  * One lock guards all of it. It is never held while the upstream, the driver or the
  * epochs are asked.
  */
-#include "base/assert.h"
 #include "base/bits.h"
 #include "base/error.h"
 #include "core/capture.h"
-#include "core/known_uses.h"
 #include "core/nodes.h"
 #include "core/slab.h"
 #include "core/uses.h"
@@ -36,7 +34,7 @@
 #include "nrm/pools.h"
 #include "os/memory.h"
 #include "pools/pool.h"
-#include "pools/pool_internal.h"
+#include "pools/pool_ops.h"
 #include "pools/pool_vmm.h"
 #include "pools/upstream.h"
 
@@ -50,30 +48,7 @@ _Static_assert(NRM__MAGAZINE_CELLS / 2 <= NRM__SLAB_BATCH,
 #define KEPT_FRACTION 16
 #define IDLE_SHARE 4 /* of what may lie idle, for one large block of plain memory */
 
-static struct nrm__pool *
-pool_from(nrm_resource *mr)
-{
-    NRM_ASSERT(mr->ops == &nrm__pool_ops || mr->ops == &nrm__pool_fixed_ops);
-    return (struct nrm__pool *)mr;
-}
-
-static struct nrm__pool_block *
-block_at(const struct nrm__segment *segment, const void *ptr)
-{
-    return nrm__pool_block_of(nrm__starts_find(segment, (uintptr_t)ptr));
-}
-
 /* ---- allocation ---- */
-
-static void
-fill(const struct nrm__pool_block *block, uintptr_t address, struct nrm__block *out)
-{
-    out->ptr = (void *)address;
-    out->nbytes = atomic_load_explicit(&block->live.nbytes, memory_order_relaxed);
-    out->capacity = atomic_load_explicit(&block->live.capacity, memory_order_relaxed);
-    out->segment = block->live.segment;
-    out->record = NULL;
-}
 
 /* Where a block starts for the user: large ones that have a segment of their own, not all
    at the same place of a page. */
@@ -87,18 +62,6 @@ address_in(const struct nrm__pool *pool, const struct nrm__pool_block *block,
                    block->start == block->live.segment->start &&
                    request->alignment <= NRM__SLAB_ALIGNMENT;
     return shifted ? block->start + starts->colour : block->start;
-}
-
-/* Describes a block that was taken. From here on look-ups find it if it is live. */
-static void
-set_taken(struct nrm__pool_block *block, uintptr_t address, size_t nbytes,
-          uintptr_t state)
-{
-    size_t capacity = block->size - (address - block->start);
-    NRM_DEBUG_ASSERT(nbytes <= capacity);
-    atomic_store_explicit(&block->live.nbytes, nbytes, memory_order_relaxed);
-    atomic_store_explicit(&block->live.capacity, capacity, memory_order_relaxed);
-    atomic_store_explicit(&block->live.key, address | state, memory_order_release);
 }
 
 /* Takes a claimed block back that was not handed out. */
@@ -153,8 +116,8 @@ allocate_block(struct nrm__pool *pool, const struct nrm__request *request,
     bool is_zero = is_lazy ? nrm__pool_make_zero(pool, block) : block->is_zero;
     atomic_store_explicit(&block->live.goes_long, is_lazy || is_captured(pool, block),
                           memory_order_relaxed);
-    set_taken(block, address, request->nbytes, state);
-    fill(block, address, out);
+    nrm__pool_set_taken(block, address, request->nbytes, state);
+    nrm__pool_fill(block, address, out);
     out->flags = is_zero ? NRM__BLOCK_IS_ZERO : 0;
     return NRM_OK;
 }
@@ -228,7 +191,7 @@ get_more(struct nrm__pool *pool, size_t nbytes)
     for (size_t i = 0; i < n; i++) {
         struct nrm__pool_block *block = nrm__pool_block_of(cells[i].record);
         atomic_store_explicit(&block->live.goes_long, false, memory_order_relaxed);
-        set_taken(block, block->start, nbytes, NRM__POOL_CLAIMED);
+        nrm__pool_set_taken(block, block->start, nbytes, NRM__POOL_CLAIMED);
     }
     if (n != 0) {
         nrm__resource_hold(&pool->base, n); /* before they may be given back */
@@ -244,7 +207,7 @@ static nrm_status
 pool_allocate(nrm_resource *mr, const struct nrm__request *request,
               struct nrm__block *out)
 {
-    struct nrm__pool *pool = pool_from(mr);
+    struct nrm__pool *pool = nrm__pool_from(mr);
     if (pool->has_slabs && nrm__slabs_takes(request->nbytes, request->alignment)) {
         return allocate_cell(pool, request, out);
     }
@@ -263,7 +226,7 @@ static nrm_status
 fixed_allocate(nrm_resource *mr, const struct nrm__request *request,
                struct nrm__block *out)
 {
-    NRM_TRY(nrm__fixed_check(&pool_from(mr)->fixed, request));
+    NRM_TRY(nrm__fixed_check(&nrm__pool_from(mr)->fixed, request));
     return pool_allocate(mr, request, out);
 }
 
@@ -342,12 +305,12 @@ make_room(struct nrm__pool *pool, size_t nbytes, nrm_stream *stream,
 static void
 pool_deallocate(nrm_resource *mr, const struct nrm__block *block, nrm_stream *stream)
 {
-    struct nrm__pool *pool = pool_from(mr);
+    struct nrm__pool *pool = nrm__pool_from(mr);
     if (block->flags & NRM__BLOCK_IN_SLAB) {
         deallocate_cell(pool, block);
         return;
     }
-    struct nrm__pool_block *own = block_at(block->segment, block->ptr);
+    struct nrm__pool_block *own = nrm__pool_block_at(block->segment, block->ptr);
     struct nrm__cache_set kept = {0};
     size_t n_kept = make_room(pool, block->capacity, stream, &kept)
                         ? nrm__pool_free_kept(pool, &kept)
@@ -362,7 +325,7 @@ pool_deallocate(nrm_resource *mr, const struct nrm__block *block, nrm_stream *st
 static void
 pool_take_back(nrm_resource *mr, struct nrm__magazines *magazines)
 {
-    struct nrm__pool *pool = pool_from(mr);
+    struct nrm__pool *pool = nrm__pool_from(mr);
     size_t n_blocks = 0;
     if (magazines == NULL) {
         if (pool->has_slabs) {
@@ -392,7 +355,7 @@ pool_take_back(nrm_resource *mr, struct nrm__magazines *magazines)
 static bool
 pool_front(nrm_resource *mr, struct nrm__front *out)
 {
-    struct nrm__pool *pool = pool_from(mr);
+    struct nrm__pool *pool = nrm__pool_from(mr);
     bool is_seen_by_gpus = mr->kind != NRM_KIND_HOST;
     size_t most = pool->is_plain ? NRM__CACHED_MAX : NRM__LARGE_MIN;
     size_t limit = nrm__min(most, pool->maximum_nbytes / 64);
@@ -415,7 +378,7 @@ pool_front(nrm_resource *mr, struct nrm__front *out)
 static bool
 fixed_front(nrm_resource *mr, struct nrm__front *out)
 {
-    size_t nbytes = pool_from(mr)->fixed.block_nbytes;
+    size_t nbytes = nrm__pool_from(mr)->fixed.block_nbytes;
     bool ready = pool_front(mr, out);
     size_t most = nrm__is_power_of_two(nbytes) ? nbytes : 0;
     out->limit = most <= out->limit ? most : 0;
@@ -434,231 +397,14 @@ nrm__pool_get_chunk(nrm_resource *mr, struct nrm__block *out)
     struct nrm__request request = {.nbytes = NRM__SLAB_CHUNK,
                                    .alignment = NRM__SLAB_CHUNK};
     *out = (struct nrm__block){.owner = mr};
-    return allocate_block(pool_from(mr), &request, NRM__POOL_CLAIMED, out);
+    return allocate_block(nrm__pool_from(mr), &request, NRM__POOL_CLAIMED, out);
 }
 
 void
 nrm__pool_put_chunk(nrm_resource *mr, const struct nrm__block *chunk)
 {
-    nrm__pool_free_block(pool_from(mr), block_at(chunk->segment, chunk->ptr));
-}
-
-/* ---- look-ups ---- */
-
-/* A segment that fills no whole pages may have left since it was found. */
-static bool
-has_segment_locked(const struct nrm__pool *pool, const struct nrm__segment *segment)
-{
-    const struct nrm__link *link = pool->segments.next;
-    while (link != &pool->segments && link != &segment->link) {
-        link = link->next;
-    }
-    return link != &pool->segments;
-}
-
-static bool
-find_interior_locked(const struct nrm__segment *segment, uintptr_t address,
-                     struct nrm__block *out)
-{
-    const struct nrm__pool_block *block = nrm__pool_floor_locked(segment, address);
-    uintptr_t key = atomic_load_explicit(&block->live.key, memory_order_acquire);
-    uintptr_t start = key & ~NRM__STATE_MASK;
-    if ((key & NRM__STATE_MASK) != NRM__LIVE || address < start) {
-        return false;
-    }
-    fill(block, start, out);
-    return true;
-}
-
-static bool
-pool_find_block(nrm_resource *mr, struct nrm__segment *segment, const void *ptr,
-                struct nrm__block *out)
-{
-    struct nrm__pool *pool = pool_from(mr);
-    uintptr_t address = (uintptr_t)ptr;
-    if (nrm__segment_is_slab(segment)) {
-        return nrm__slabs_find(segment, ptr, out);
-    }
-    struct nrm__pool_block *block = block_at(segment, ptr);
-    bool may_start = (address & NRM__STATE_MASK) == 0;
-    if (may_start && block != NULL &&
-        atomic_load_explicit(&block->live.key, memory_order_acquire) ==
-            (address | NRM__LIVE)) {
-        fill(block, address, out);
-        return true;
-    }
-    nrm__lock_acquire(&pool->lock);
-    bool found = find_interior_locked(segment, address, out);
-    nrm__lock_release(&pool->lock);
-    return found;
-}
-
-static bool
-claim_in(const struct nrm__segment *segment, struct nrm__block *block)
-{
-    struct nrm__pool_block *own = block_at(segment, block->ptr);
-    uintptr_t live = (uintptr_t)block->ptr | NRM__LIVE;
-    if (own == NULL ||
-        !atomic_compare_exchange_strong_explicit(
-            &own->live.key, &live, (uintptr_t)block->ptr | NRM__POOL_CLAIMED,
-            memory_order_acq_rel, memory_order_relaxed)) {
-        return false;
-    }
-    /* It may have been resized since it was found. */
-    fill(own, (uintptr_t)block->ptr, block);
-    return true;
-}
-
-static bool
-pool_claim_block(nrm_resource *mr, struct nrm__block *block)
-{
-    struct nrm__pool *pool = pool_from(mr);
-    if (block->flags & NRM__BLOCK_IN_SLAB) {
-        return nrm__slabs_claim(block);
-    }
-    if (block->segment->entry == NULL) {
-        return claim_in(block->segment, block);
-    }
-    nrm__lock_acquire(&pool->lock);
-    bool claimed = has_segment_locked(pool, block->segment) &&
-                   claim_in(block->segment, block);
-    nrm__lock_release(&pool->lock);
-    return claimed;
-}
-
-static void
-pool_unclaim_block(nrm_resource *mr, const struct nrm__block *block)
-{
-    if (block->flags & NRM__BLOCK_IN_SLAB) {
-        nrm__slabs_unclaim(block);
-        return;
-    }
-    struct nrm__pool_block *own = block_at(block->segment, block->ptr);
-    NRM_ASSERT(own != NULL && nrm__pool_state_of(own) == NRM__POOL_CLAIMED);
-    set_taken(own, (uintptr_t)block->ptr, block->nbytes, NRM__POOL_LIVE);
-}
-
-/* For a pool that has its segments of this one. */
-static nrm_status
-pool_renew_block(nrm_resource *mr, struct nrm__block *block)
-{
-    (void)mr;
-    return nrm__segment_is_current(block->segment) ? NRM_OK
-                                                   : nrm__segment_renew(block->segment);
-}
-
-/* ---- resizing in place ---- */
-
-/* Keeps a claimed block where it is: cuts its tail off, or takes free memory behind it. */
-static bool
-resize_locally(struct nrm__pool *pool, struct nrm__pool_block *own, size_t nbytes,
-               size_t wanted)
-{
-    size_t granule = nrm__pool_granule_of(own->live.segment);
-    nbytes = nrm__align_up(nbytes, granule);
-    wanted = nrm__align_up(wanted, granule);
-    nrm__lock_acquire(&pool->lock);
-    bool done = nbytes <= own->size;
-    if (done && nbytes < own->size / 2 && wanted < own->size) {
-        nrm__pool_cut_tail_locked(pool, own, wanted);
-    }
-    else if (!done) {
-        done = nrm__pool_extend_locked(pool, own, nbytes, wanted);
-    }
-    nrm__lock_release(&pool->lock);
-    return done;
-}
-
-static nrm_status
-pool_reallocate(nrm_resource *mr, struct nrm__block *block,
-                const struct nrm__request *request)
-{
-    struct nrm__pool *pool = pool_from(mr);
-    if (block->flags & NRM__BLOCK_IN_SLAB) {
-        bool stays = request->nbytes <= block->capacity &&
-                     request->nbytes >= block->capacity / 2;
-        return stays ? NRM_OK : NRM_NOT_SUPPORTED;
-    }
-    if (pool->order != NULL) {
-        return NRM_NOT_SUPPORTED; /* nor can the host copy it */
-    }
-    struct nrm__pool_block *own = block_at(block->segment, block->ptr);
-    size_t colour = (uintptr_t)block->ptr - own->start;
-    size_t wanted = nrm__pool_block_nbytes(pool, request) + colour;
-    if (resize_locally(pool, own, request->nbytes + colour, wanted) ||
-        nrm__pool_move_pages(pool, own, request->nbytes + colour, wanted) == NRM_OK) {
-        block->ptr = (void *)(own->start + colour);
-        block->capacity = own->size - colour;
-        return NRM_OK;
-    }
-    return NRM_NOT_SUPPORTED;
-}
-
-/* ---- trim, statistics, check ---- */
-
-static nrm_status
-pool_trim(nrm_resource *mr, size_t keep_nbytes, size_t *out_nbytes)
-{
-    struct nrm__pool *pool = pool_from(mr);
-    size_t slab_nbytes = 0, unclosed, parked;
-    nrm__pool_begin_trim(pool);
-    nrm__cache_drain(mr);
-    if (pool->has_slabs) {
-        nrm__slabs_trim(&pool->slabs, keep_nbytes, &slab_nbytes);
-    }
-    if (pool->order != NULL) {
-        nrm__pool_settle(pool, pool->wait_limit_ns);
-    }
-    for (;;) {
-        nrm__lock_acquire(&pool->lock);
-        nrm__pool_reclaim_locked(pool);
-        unclosed = nrm__pool_unclosed_locked(pool);
-        parked = pool->parked_nbytes;
-        nrm__lock_release(&pool->lock);
-        if (unclosed != 0 && nrm__pool_close_epoch(pool)) {
-            continue;
-        }
-        if (parked == 0 || !nrm__pool_wait_for_epoch(pool, pool->wait_limit_ns)) {
-            break;
-        }
-    }
-    *out_nbytes += nrm__pool_trim_segments(pool, keep_nbytes);
-    nrm__pool_end_trim(pool);
-    return NRM_OK;
-}
-
-static void
-pool_statistics(nrm_resource *mr, nrm_statistics *out)
-{
-    struct nrm__pool *pool = pool_from(mr);
-    nrm__lock_acquire(&pool->lock);
-    out->reserved_bytes += (int64_t)pool->reserved_nbytes;
-    out->parked_bytes +=
-        (int64_t)(pool->parked_nbytes + nrm__pool_pending_locked(pool));
-    out->epochs += pool->n_epochs;
-    out->waits += pool->n_waits;
-    out->segments_ahead += pool->ahead.n_segments;
-    out->failures_ahead += pool->ahead.n_failures;
-    nrm__lock_release(&pool->lock);
-    out->parked_bytes += (int64_t)nrm__retired_nbytes(mr);
-}
-
-static void
-pool_check(nrm_resource *mr)
-{
-    struct nrm__pool *pool = pool_from(mr);
-    nrm__lock_acquire(&pool->lock);
-    nrm__pool_check_locked(pool);
-    nrm__lock_release(&pool->lock);
-    if (pool->has_slabs) {
-        nrm__slabs_check(&pool->slabs);
-    }
-}
-
-void
-nrm__pool_check(nrm_resource *mr)
-{
-    pool_check(mr);
+    nrm__pool_free_block(nrm__pool_from(mr),
+                         nrm__pool_block_at(chunk->segment, chunk->ptr));
 }
 
 /* ---- life ---- */
@@ -668,7 +414,7 @@ nrm__pool_check(nrm_resource *mr)
 static void
 pool_finish(nrm_resource *mr)
 {
-    struct nrm__pool *pool = pool_from(mr);
+    struct nrm__pool *pool = nrm__pool_from(mr);
     nrm__lock_acquire(&pool->lock);
     pool->is_watched = true; /* not to begin it once more */
     nrm__lock_release(&pool->lock);
@@ -697,16 +443,16 @@ pool_finish(nrm_resource *mr)
         .flags = NRM__OPS_HOLDS,                                                       \
         .allocate = allocate_op,                                                       \
         .deallocate = pool_deallocate,                                                 \
-        .reallocate = pool_reallocate,                                                 \
-        .find_block = pool_find_block,                                                 \
-        .claim_block = pool_claim_block,                                               \
-        .unclaim_block = pool_unclaim_block,                                           \
-        .renew_block = pool_renew_block,                                               \
+        .reallocate = nrm__pool_reallocate,                                            \
+        .find_block = nrm__pool_find_block,                                            \
+        .claim_block = nrm__pool_claim_block,                                          \
+        .unclaim_block = nrm__pool_unclaim_block,                                      \
+        .renew_block = nrm__pool_renew_block,                                          \
         .front = front_op,                                                             \
         .take_back = pool_take_back,                                                   \
-        .trim = pool_trim,                                                             \
-        .statistics = pool_statistics,                                                 \
-        .check = pool_check,                                                           \
+        .trim = nrm__pool_trim,                                                        \
+        .statistics = nrm__pool_statistics,                                            \
+        .check = nrm__pool_check,                                                      \
         .fork_prepare = nrm__pool_fork_prepare,                                        \
         .fork_parent = nrm__pool_fork_parent,                                          \
         .fork_child = nrm__pool_fork_child,                                            \
@@ -729,7 +475,7 @@ nrm_pool_add_peer(nrm_resource *mr, int device)
         return nrm__error(NRM_INVALID_VALUE, "a %s is not opened to other devices",
                           mr->ops->class_name);
     }
-    nrm_status status = nrm__pool_vmm_add_peer(pool_from(mr), device);
+    nrm_status status = nrm__pool_vmm_add_peer(nrm__pool_from(mr), device);
     return status != NRM_NOT_SUPPORTED
                ? status
                : nrm__error(NRM_NOT_SUPPORTED,

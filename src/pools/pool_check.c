@@ -6,7 +6,8 @@
  * Tests do it after each step, and builds with slow asserts in every pool.
  */
 #include "base/assert.h"
-#include "pools/pool_internal.h"
+#include "pools/pool.h"
+#include "pools/pool_ops.h"
 #include "pools/pool_vmm.h"
 
 struct sums {
@@ -118,5 +119,17 @@ nrm__pool_check_locked(struct nrm__pool *pool)
     if (pool->order != NULL) {
         nrm__pool_check_order_locked(pool);
         nrm__pool_vmm_check_locked(pool);
+    }
+}
+
+void
+nrm__pool_check(nrm_resource *mr)
+{
+    struct nrm__pool *pool = nrm__pool_from(mr);
+    nrm__lock_acquire(&pool->lock);
+    nrm__pool_check_locked(pool);
+    nrm__lock_release(&pool->lock);
+    if (pool->has_slabs) {
+        nrm__slabs_check(&pool->slabs);
     }
 }

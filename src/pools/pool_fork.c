@@ -7,13 +7,7 @@
  * so no block grows into them.
  */
 #include "core/left_out.h"
-#include "pools/pool_internal.h"
-
-static struct nrm__pool *
-pool_from(nrm_resource *mr)
-{
-    return (struct nrm__pool *)mr;
-}
+#include "pools/pool_ops.h"
 
 static bool
 is_idle(const struct nrm__pool_block *block)
@@ -57,7 +51,7 @@ leave_out_locked(const struct nrm__pool *pool)
 void
 nrm__pool_fork_prepare(nrm_resource *mr)
 {
-    struct nrm__pool *pool = pool_from(mr);
+    struct nrm__pool *pool = nrm__pool_from(mr);
     if (pool->has_slabs) {
         nrm__slabs_fork_prepare(&pool->slabs);
     }
@@ -68,7 +62,7 @@ nrm__pool_fork_prepare(nrm_resource *mr)
 void
 nrm__pool_fork_parent(nrm_resource *mr)
 {
-    struct nrm__pool *pool = pool_from(mr);
+    struct nrm__pool *pool = nrm__pool_from(mr);
     nrm__lock_fork_parent(&pool->lock);
     if (pool->has_slabs) {
         nrm__slabs_fork_parent(&pool->slabs);
@@ -78,7 +72,7 @@ nrm__pool_fork_parent(nrm_resource *mr)
 void
 nrm__pool_fork_child(nrm_resource *mr)
 {
-    struct nrm__pool *pool = pool_from(mr);
+    struct nrm__pool *pool = nrm__pool_from(mr);
     nrm__lock_fork_child(&pool->lock);
     if (pool->has_slabs) {
         nrm__slabs_fork_child(&pool->slabs);

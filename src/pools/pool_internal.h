@@ -1,8 +1,9 @@
 /*
- * What pools/pool.c (the resource), pool_create.c (how it is made), pool_blocks.c (its
- * blocks), pool_check.c, pool_segments.c, pool_growth.c, pool_ahead.c (growth ahead of
- * demand), pool_order.c, pool_pending.c and pool_vmm.c (blocks and segments of device
- * memory) share. Functions named ..._locked: the caller holds the pool's lock.
+ * What pools/pool.c (the resource; pool_ops.h says where its other operations are),
+ * pool_create.c (how it is made), pool_blocks.c (its blocks), pool_check.c,
+ * pool_segments.c, pool_growth.c, pool_ahead.c (growth ahead of demand), pool_order.c,
+ * pool_pending.c and pool_vmm.c (blocks and segments of device memory) share. Functions
+ * named ..._locked: the caller holds the pool's lock.
  */
 #ifndef NRM_POOLS_POOL_INTERNAL_H
 #define NRM_POOLS_POOL_INTERNAL_H
@@ -478,8 +479,6 @@ struct nrm__pool_block *nrm__pool_whole_locked(const struct nrm__pool *pool,
 bool nrm__pool_detach_locked(struct nrm__pool *pool, struct nrm__segment *segment,
                              struct nrm__pool_block *block);
 
-/* The class of the smallest free block of at least so many bytes from `class` on;
-   NRM__POOL_N_CLASSES: there is none. */
 /* In pool.c, for pool_create.c: the resources, and the chunks of their slabs. */
 extern const struct nrm__ops nrm__pool_ops, nrm__pool_fixed_ops;
 nrm_status nrm__pool_get_chunk(nrm_resource *mr, struct nrm__block *out);
@@ -489,6 +488,9 @@ void nrm__pool_put_chunk(nrm_resource *mr, const struct nrm__block *chunk);
 size_t nrm__pool_bins_nbytes(const struct nrm__pool *pool);
 
 unsigned nrm__pool_class_of(size_t nbytes);
+
+/* The class of the smallest free block of at least so many bytes from `class` on;
+   NRM__POOL_N_CLASSES: there is none. */
 unsigned nrm__pool_next_class_locked(const struct nrm__pool_bins *bins, unsigned class);
 
 /* The background thread's look at a pool: see core/background.h. */
