@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -45,6 +46,37 @@ def cuda(request: pytest.FixtureRequest) -> Driver:
         return Driver()
     machine: SimulatedCuda = request.getfixturevalue("simulator")
     return machine.driver
+
+
+@pytest.fixture
+def driver(cuda: Driver) -> Driver:
+    """With the primary context current, which on a GPU is never let go of again."""
+    cuda.activate()
+    return cuda
+
+
+@pytest.fixture
+def nothing_stays_locked(request: pytest.FixtureRequest) -> Iterator[None]:
+    """When the test is over no pin has anything page-locked any more."""
+    uses_cuda = {"cuda", "simulator"} & set(request.fixturenames)
+    machine: SimulatedCuda | None = None
+    if uses_cuda and not ON_GPU:
+        machine = request.getfixturevalue("simulator")
+    yield
+    gc.collect()
+
+    def n_left() -> int:
+        nbytes: int = numpy_rmm.info()["system"]["page_locked_by_pin_nbytes"]
+        return nbytes + (machine.outstanding()["registrations"][0] if machine else 0)
+
+    for _ in range(100):
+        if n_left() == 0:
+            break
+        numpy_rmm.trim()
+        time.sleep(0.01)
+    assert n_left() == 0
+    if machine is not None:
+        assert machine.faults() == []
 
 
 def pytest_collection_modifyitems(
