@@ -91,6 +91,7 @@ init_magazines(struct nrm__magazines *magazines, const struct nrm__front *front)
     magazines->sees_contexts = kind != NRM_KIND_HOST;
     magazines->device = nrm_resource_device(front->pool);
     magazines->set_limit = front->kept;
+    magazines->epoch_nbytes = front->epoch_nbytes;
     for (size_t i = 0; i < NRM__SLAB_N_CLASSES; i++) {
         size_t n = CLASS_NBYTES / nrm__slab_class_nbytes(i);
         n = nrm__min(nrm__max(n, CLASS_MIN_CELLS), NRM__MAGAZINE_CELLS);
@@ -139,7 +140,7 @@ has_any(const struct nrm__magazines *magazines)
     for (size_t i = 0; i < NRM__SLAB_N_CLASSES; i++) {
         n_cells |= magazines->classes[i].n;
     }
-    return n_cells != 0 || magazines->set_nbytes != 0;
+    return (n_cells | magazines->n_parked) != 0 || magazines->set_nbytes != 0;
 }
 
 void
@@ -174,10 +175,12 @@ nrm__slot_equip(struct nrm__slot *slot, struct nrm__magazines *magazines)
 {
     slot->magazines = magazines;
     slot->cell_limit = slot->block_sizes = slot->stream_sizes = 0;
+    slot->freed_sizes = 0;
     if (magazines != NULL && slot->account == NULL && slot->least_alignment == 0) {
         slot->least_block = (uint32_t)magazines->cell_limit + 1;
         slot->block_sizes = n_sizes(slot->least_block, slot->limit);
         slot->stream_sizes = n_sizes(slot->least_block, slot->stream_limit);
+        slot->freed_sizes = magazines->epoch_nbytes == 0 ? slot->block_sizes : 0;
         if (slot->forbidden == &never) {
             slot->cell_limit = (uint32_t)nrm__min(slot->limit, magazines->cell_limit);
         }

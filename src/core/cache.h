@@ -31,6 +31,7 @@
 #define NRM__LARGE_MIN (32 * NRM__MIB) /* blocks of more bytes are kept one at a time */
 #define NRM__LARGE_FIT 8 /* and are not larger than a request by more than this share */
 #define NRM__CACHED_MAX (2 * NRM__GIB) /* largest block that a thread keeps */
+#define NRM__CACHE_PARKED 128u         /* blocks that wait for GPUs */
 
 /* A free cell or block on its way: neither free for others nor live. */
 struct nrm__cell {
@@ -77,6 +78,13 @@ struct nrm__cache_set {
 };
 _Static_assert(sizeof(struct nrm__cache_set) == 512, "found with a shift");
 
+/* A block that a GPU may still touch, and the epoch that it was freed in (core/uses.h). */
+struct nrm__parked {
+    struct nrm__cell cell;
+    size_t capacity;
+    uint64_t stamp;
+};
+
 /* What a thread keeps of one pool. */
 struct nrm__magazines {
     nrm_resource *pool;
@@ -94,6 +102,12 @@ struct nrm__magazines {
     unsigned next_victim;          /* the set that makes room for others */
     size_t set_nbytes, set_limit;  /* in all sets: now, and at most */
     struct nrm__cache_set *recent; /* that a block was taken from last */
+    /* Of a pool that waits for GPUs, what this thread freed, oldest first: it comes into the
+       sets when its epoch is done. So many bytes are enough to close one; 0: what is freed
+       comes into the sets at once. */
+    size_t epoch_nbytes, parked_nbytes;
+    uint32_t n_parked;
+    struct nrm__parked parked[NRM__CACHE_PARKED];
     struct nrm__magazine classes[NRM__SLAB_N_CLASSES];
     struct nrm__cache_set sets[NRM__CACHE_SETS];
 };
@@ -130,10 +144,11 @@ struct nrm__slot {
     /* Requests of so many bytes and more, and fewer than `block_sizes` above that, are
        blocks, if they are booked nowhere. */
     uint32_t least_block, block_sizes;
-    uint32_t stream_sizes;        /* the same of those with a stream */
-    uint32_t limit;               /* requests of more bytes go the long way */
-    uint32_t stream_limit;        /* the same of those with a stream */
-    uint32_t least_alignment;     /* 1: the kind's, for which 0 stands, is too much */
+    uint32_t stream_sizes;    /* the same of those with a stream */
+    uint32_t freed_sizes;     /* 0: freed blocks do not come into the sets at once */
+    uint32_t limit;           /* requests of more bytes go the long way */
+    uint32_t stream_limit;    /* the same of those with a stream */
+    uint32_t least_alignment; /* 1: the kind's, for which 0 stands, is too much */
     const atomic_bool *forbidden; /* while it is true, all go the long way */
     struct nrm__account *account; /* that requests are booked in, or NULL */
 };
@@ -364,6 +379,27 @@ void nrm__cache_set_limit(nrm_resource *pool, size_t limit);
    longest; false: there are none such. */
 bool nrm__cache_make_room(nrm_resource *pool, size_t nbytes, uint64_t stream,
                           struct nrm__cache_set *out);
+
+/* ---- of pools that wait for GPUs: core/cache_park.c ---- */
+
+/* Claims a block that starts at an address for this thread to park, inside; its requested
+   size, or 0: not so. */
+size_t nrm__cache_park(struct nrm__slot *slot, struct nrm__live *block, void *ptr);
+
+/* The same of a block that is claimed; false: not so. */
+bool nrm__cache_park_claimed(struct nrm__slot *slot, struct nrm__live *block,
+                             void *ptr);
+
+/* Puts what is done by now into the sets, inside; false: nothing. */
+bool nrm__cache_ripen(struct nrm__magazines *magazines);
+
+/* Takes a block of a size that is done and this thread has kept; false: there is none. And
+   says how much is still parked, and how much of that no recorded epoch covers. */
+bool nrm__cache_take_ripe(nrm_resource *pool, size_t nbytes, struct nrm__cell *out,
+                          size_t *out_parked, size_t *out_unclosed);
+
+/* Takes what this thread has parked, room for NRM__CACHE_PARKED; returns how many. */
+size_t nrm__cache_give_up_parked(nrm_resource *pool, struct nrm__parked *out);
 
 /* ---- counting, inside ---- */
 

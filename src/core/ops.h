@@ -92,8 +92,9 @@ struct nrm__front {
     size_t cell_limit;            /* requests of more bytes are blocks; 0: all are */
     size_t granule, shift;        /* see nrm__cached_nbytes */
     size_t rounded_max;           /* the same */
-    size_t kept;     /* bytes of blocks larger than cells that a thread keeps */
-    bool is_ordered; /* a block is for the stream that freed it: `limit` is 0 */
+    size_t kept;         /* bytes of blocks larger than cells that a thread keeps */
+    size_t epoch_nbytes; /* see nrm__magazines; 0: the pool does not wait for GPUs */
+    bool is_ordered;     /* a block is for the stream that freed it: `limit` is 0 */
     const atomic_bool *forbidden; /* while it is true, all do; or NULL */
 };
 

@@ -306,9 +306,9 @@ __attribute__((noinline)) static nrm_status
 deallocate_booked_block(nrm_resource *mr, void *ptr, struct nrm__cache *cache,
                         struct nrm__slot *slot, const struct nrm__segment *segment)
 {
-    struct nrm__live *block = slot->magazines != NULL && slot->limit != 0
-                                  ? nrm__short_start_of(slot, segment, ptr)
-                                  : NULL;
+    bool keeps = slot->magazines != NULL && slot->limit != 0 &&
+                 slot->magazines->epoch_nbytes == 0;
+    struct nrm__live *block = keeps ? nrm__short_start_of(slot, segment, ptr) : NULL;
     size_t nbytes = block != NULL
                         ? nrm__short_claim_same(slot->magazines, block, ptr, false, 0)
                         : 0;
@@ -364,7 +364,7 @@ nrm__cells_deallocate_other(nrm_resource *mr, void *ptr, struct nrm__cache *cach
         return deallocate_booked(mr, ptr, cache, slot, segment);
     }
     struct nrm__live *block =
-        slot->block_sizes != 0 ? nrm__short_start_of(slot, segment, ptr) : NULL;
+        slot->freed_sizes != 0 ? nrm__short_start_of(slot, segment, ptr) : NULL;
     size_t nbytes = block != NULL
                         ? nrm__short_claim_same(slot->magazines, block, ptr, false, 0)
                         : 0;

@@ -34,11 +34,11 @@ struct place {
     nrm_resource *owner; /* retained; NULL: not looked up */
 };
 
-/* A block that a thread could keep must come to its owner when it is freed. */
+/* A block that a thread could keep, or park, must come to its owner when it is freed. */
 static void
 mark(const struct nrm__segment *segment, uintptr_t start, unsigned flags)
 {
-    if (flags & NRM__OPS_RECORDED) {
+    if (!(flags & NRM__OPS_IMMEDIATE)) {
         struct nrm__live *live = nrm__starts_find(segment, start);
         if (live != NULL) {
             atomic_store_explicit(&live->goes_long, true, memory_order_relaxed);

@@ -276,6 +276,10 @@ nrm__short_allocate(struct nrm__slot *slot, size_t nbytes, size_t alignment,
         nrm__short_aligns(slot, alignment, slot->magazines->alignment) &&
         nrm__short_book(slot, nbytes)) {
         void *ptr = nrm__short_take(slot->magazines, nbytes, stream, out);
+        if (ptr == NULL && slot->magazines->n_parked != 0 &&
+            nrm__cache_ripen(slot->magazines)) {
+            ptr = nrm__short_take(slot->magazines, nbytes, stream, out);
+        }
         if (ptr != NULL) {
             return ptr;
         }
@@ -407,6 +411,9 @@ nrm__short_claim_block(struct nrm__slot *slot, struct nrm__live *block, void *pt
                        const nrm_stream *stream)
 {
     uint64_t key;
+    if (slot->magazines->epoch_nbytes != 0) {
+        return stream == NULL ? nrm__cache_park(slot, block, ptr) : 0;
+    }
     size_t capacity = atomic_load_explicit(&block->capacity, memory_order_relaxed);
     struct nrm__cache_set *set =
         nrm__short_set_for(slot, block, capacity, stream, &key);
@@ -485,6 +492,9 @@ nrm__short_keep_block(struct nrm__slot *slot, const struct nrm__block *block,
 {
     uint64_t key;
     struct nrm__live *live = nrm__starts_find(block->segment, (uintptr_t)block->ptr);
+    if (slot->magazines->epoch_nbytes != 0) {
+        return stream == NULL && nrm__cache_park_claimed(slot, live, block->ptr);
+    }
     size_t capacity = atomic_load_explicit(&live->capacity, memory_order_relaxed);
     struct nrm__cache_set *set = nrm__short_set_for(slot, live, capacity, stream, &key);
     if (set != NULL) {

@@ -96,13 +96,41 @@ is_captured(const struct nrm__pool *pool, struct nrm__pool_block *block)
            nrm__pool_ordered(block)->then.stream != NRM__ORDER_DONE.stream;
 }
 
+/* A block that this thread freed and the GPU is done with, of the same size: it is still in
+   the cache. Of what the thread has parked about epoch_nbytes make an epoch. */
+static bool
+take_ripe(struct nrm__pool *pool, const struct nrm__request *request,
+          struct nrm__cell *out)
+{
+    size_t nbytes = nrm__pool_block_nbytes(pool, request), parked, unclosed;
+    if (!pool->tracked || request->alignment > pool->alignment) {
+        return false;
+    }
+    if (nrm__cache_take_ripe(&pool->base, nbytes, out, &parked, &unclosed)) {
+        return true;
+    }
+    bool more = parked >= pool->epoch_nbytes &&
+                (unclosed >= pool->epoch_nbytes ? nrm__pool_close_epoch(pool)
+                                                : nrm__epoch_poll());
+    return more && nrm__cache_take_ripe(&pool->base, nbytes, out, &parked, &unclosed);
+}
+
 static nrm_status
 allocate_block(struct nrm__pool *pool, const struct nrm__request *request,
                uintptr_t state, struct nrm__block *out)
 {
     struct nrm__pool_block *block;
+    struct nrm__cell ripe;
     NRM_TRY(prepare(pool));
-    NRM_TRY(nrm__pool_find_memory(pool, request, &block));
+    bool is_ripe = state == NRM__POOL_LIVE && take_ripe(pool, request, &ripe);
+    if (is_ripe) {
+        block = nrm__pool_block_of(ripe.record);
+        nrm__resource_unhold(&pool->base, 1); /* who asked holds it too */
+    }
+    else {
+        NRM_TRY(nrm__pool_check_usable(&pool->base)); /* it may have got lost since */
+        NRM_TRY(nrm__pool_find_memory(pool, request, &block));
+    }
     nrm_status status = NRM_OK;
     if (!nrm__segment_is_current(block->live.segment)) {
         status = nrm__segment_renew(block->live.segment);
@@ -111,9 +139,11 @@ allocate_block(struct nrm__pool *pool, const struct nrm__request *request,
         untake(pool, block);
         return status;
     }
-    uintptr_t address = address_in(pool, block, request);
+    uintptr_t address = is_ripe ? (uintptr_t)ripe.ptr
+                                : address_in(pool, block, request);
     bool is_lazy = nrm__pool_is_lazy_zero(pool, request);
-    bool is_zero = is_lazy ? nrm__pool_make_zero(pool, block) : block->is_zero;
+    bool is_zero = is_lazy ? nrm__pool_make_zero(pool, block)
+                           : !is_ripe && block->is_zero;
     atomic_store_explicit(&block->live.goes_long, is_lazy || is_captured(pool, block),
                           memory_order_relaxed);
     nrm__pool_set_taken(block, address, request->nbytes, state);
@@ -297,6 +327,9 @@ make_room(struct nrm__pool *pool, size_t nbytes, nrm_stream *stream,
     if (!atomic_load(&pool->base.is_cached) || !find_key(pool, stream, &key)) {
         return false;
     }
+    if (pool->tracked) {
+        return false; /* it is parked first */
+    }
     nrm__cache_set_limit(&pool->base, kept_limit(pool, nbytes));
     bool is_crowded = pool->has_slabs && nbytes > pool->rounded_max;
     return !is_crowded && nrm__cache_make_room(&pool->base, nbytes, key, out);
@@ -312,6 +345,9 @@ pool_deallocate(nrm_resource *mr, const struct nrm__block *block, nrm_stream *st
     }
     struct nrm__pool_block *own = nrm__pool_block_at(block->segment, block->ptr);
     struct nrm__cache_set kept = {0};
+    if (pool->tracked) {
+        (void)nrm__pool_take_parked(pool); /* so that the next ones can be parked */
+    }
     size_t n_kept = make_room(pool, block->capacity, stream, &kept)
                         ? nrm__pool_free_kept(pool, &kept)
                         : 0;
@@ -337,6 +373,10 @@ pool_take_back(nrm_resource *mr, struct nrm__magazines *magazines)
         n_blocks += nrm__pool_free_kept(pool, &magazines->sets[i]);
     }
     magazines->set_nbytes = 0;
+    nrm__pool_free_parked(pool, magazines->parked, magazines->n_parked);
+    n_blocks += magazines->n_parked;
+    magazines->n_parked = 0;
+    magazines->parked_nbytes = 0;
     /* The cells hold the pool while the blocks are let go of, and the other way round. */
     nrm__resource_hold(mr, 1);
     for (size_t i = 0; i < NRM__SLAB_N_CLASSES; i++) {
@@ -349,8 +389,8 @@ pool_take_back(nrm_resource *mr, struct nrm__magazines *magazines)
     nrm__resource_unhold(mr, n_blocks + 1);
 }
 
-/* Threads keep nothing of a pool that tracks what the GPU does with its blocks: when it is
-   done, they are anybody's. A reset of a context, which the long way asks for, the short one
+/* Of a pool that tracks what the GPU does with its blocks threads park what they free on no
+   stream. A reset of a context, which the long way asks for, the short one
    learns from others. */
 static bool
 pool_front(nrm_resource *mr, struct nrm__front *out)
@@ -362,16 +402,17 @@ pool_front(nrm_resource *mr, struct nrm__front *out)
     *out = (struct nrm__front){
         .pool = mr,
         .limit = pool->order != NULL ? 0 : limit,
-        .stream_limit = limit,
+        .stream_limit = pool->tracked ? 0 : limit,
         .cell_limit = pool->has_slabs ? NRM__SLAB_MAX : 0,
         .granule = pool->granule,
         .shift = pool->shift,
         .rounded_max = pool->rounded_max,
         .kept = kept_limit(pool, NRM__LARGE_MIN),
+        .epoch_nbytes = pool->tracked ? nrm__max(pool->epoch_nbytes, 1) : 0,
         .is_ordered = pool->order != NULL,
         .forbidden = is_seen_by_gpus ? &nrm__epoch_forbids : NULL,
     };
-    return pool->has_slabs || (!pool->tracked && !nrm__cuda_is_forked());
+    return pool->has_slabs || !nrm__cuda_is_forked();
 }
 
 /* Sizes that are no power of two the short way does not round to that of the blocks. */

@@ -412,18 +412,22 @@ nrm__pool_take_locked(struct nrm__pool *pool, size_t nbytes, size_t alignment)
 /* ---- parking ---- */
 
 void
-nrm__pool_park_locked(struct nrm__pool *pool, struct nrm__pool_block *block)
+nrm__pool_park_locked(struct nrm__pool *pool, struct nrm__pool_block *block,
+                      uint64_t stamp)
 {
+    uint64_t recorded = nrm__epoch_newest_recorded();
     nrm__pool_set_state(block, NRM__POOL_PARKED);
-    block->stamp = nrm__epoch_stamp();
+    block->stamp = stamp;
     block->is_zero = false;
-    if (pool->newest_stamp <= nrm__epoch_newest_recorded()) {
+    if (pool->newest_stamp <= recorded) {
         pool->unclosed_nbytes = 0;
     }
-    if (block->stamp > pool->newest_stamp) {
-        pool->newest_stamp = block->stamp;
+    if (stamp > pool->newest_stamp) {
+        pool->newest_stamp = stamp;
     }
-    pool->unclosed_nbytes += block->size;
+    if (stamp > recorded) {
+        pool->unclosed_nbytes += block->size;
+    }
     pool->parked_nbytes += block->size;
     nrm__list_append(&pool->parked, &block->link);
 }
@@ -466,7 +470,7 @@ nrm__pool_cut_tail_locked(struct nrm__pool *pool, struct nrm__pool_block *block,
     }
     pool->live_nbytes -= tail->size;
     if (pool->tracked) {
-        nrm__pool_park_locked(pool, tail);
+        nrm__pool_park_locked(pool, tail, nrm__epoch_stamp());
     }
     else {
         nrm__pool_free_locked(pool, tail, false);

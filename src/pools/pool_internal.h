@@ -264,8 +264,9 @@ struct nrm__pool_block *nrm__pool_free_locked(struct nrm__pool *pool,
 /* Makes a free block the last of its bin to be taken. */
 void nrm__pool_postpone_locked(struct nrm__pool *pool, struct nrm__pool_block *block);
 
-/* Stamps a block that a GPU may still touch and puts it aside. */
-void nrm__pool_park_locked(struct nrm__pool *pool, struct nrm__pool_block *block);
+/* Puts a block that a GPU may still touch aside: until the epoch of its stamp is done. */
+void nrm__pool_park_locked(struct nrm__pool *pool, struct nrm__pool_block *block,
+                           uint64_t stamp);
 
 /* Frees the parked blocks whose epoch is done. */
 void nrm__pool_reclaim_locked(struct nrm__pool *pool);
@@ -354,6 +355,12 @@ void nrm__pool_free_block(struct nrm__pool *pool, struct nrm__pool_block *block)
 /* The same of blocks that a thread has kept; empties the set and returns their number, for
    the caller to let go of their holds. */
 size_t nrm__pool_free_kept(struct nrm__pool *pool, struct nrm__cache_set *set);
+
+/* The same of blocks that a thread has parked, without their holds; and of those that this
+   thread has, with them: false: it had none. */
+void nrm__pool_free_parked(struct nrm__pool *pool, const struct nrm__parked *parked,
+                           size_t n);
+bool nrm__pool_take_parked(struct nrm__pool *pool);
 
 /* Claims up to `n` blocks at once, without growth, while much more is free than that; returns
    how many. The pool is a host pool. And takes such blocks back. */

@@ -81,15 +81,17 @@ nrm__pool_wait_for_epoch(struct nrm__pool *pool, uint64_t limit_ns)
 
 /* ---- giving back ---- */
 
-/* Whether it was a part of a large segment. */
+/* Whether it was a part of a large segment. The stamp is that of its epoch; 0: nobody uses
+   it. */
 static bool
-free_claimed_locked(struct nrm__pool *pool, struct nrm__pool_block *block, bool is_zero)
+free_claimed_locked(struct nrm__pool *pool, struct nrm__pool_block *block,
+                    uint64_t stamp, bool is_zero)
 {
     bool is_large = block->live.segment->nbytes > pool->segment_nbytes;
     NRM_ASSERT(nrm__pool_state_of(block) == NRM__POOL_CLAIMED);
     pool->live_nbytes -= block->size;
-    if (pool->tracked) {
-        nrm__pool_park_locked(pool, block);
+    if (stamp != 0) {
+        nrm__pool_park_locked(pool, block, stamp);
     }
     else {
         nrm__pool_free_locked(pool, block, is_zero);
@@ -97,17 +99,10 @@ free_claimed_locked(struct nrm__pool *pool, struct nrm__pool_block *block, bool 
     return is_large;
 }
 
-/* Takes claimed blocks back, under one hold of the lock. */
+/* Lets go of the lock, and looks after what may be too much now. */
 static void
-free_claimed(struct nrm__pool *pool, const struct nrm__cell *cells, size_t n,
-             bool are_zero)
+end_freeing(struct nrm__pool *pool, bool is_large)
 {
-    bool is_large = false;
-    nrm__lock_acquire(&pool->lock);
-    for (size_t i = 0; i < n; i++) {
-        is_large |=
-            free_claimed_locked(pool, nrm__pool_block_of(cells[i].record), are_zero);
-    }
     bool is_idle = is_large && pool->free_nbytes > pool->idle_nbytes;
     bool decays = nrm__pool_begins_decay_locked(pool);
     nrm__lock_release(&pool->lock);
@@ -117,6 +112,47 @@ free_claimed(struct nrm__pool *pool, const struct nrm__cell *cells, size_t n,
     if (is_idle) {
         nrm__pool_give_idle_back(pool);
     }
+}
+
+/* Takes claimed blocks back that nobody uses, under one hold of the lock. */
+static void
+free_unused(struct nrm__pool *pool, const struct nrm__cell *cells, size_t n)
+{
+    bool is_large = false;
+    nrm__lock_acquire(&pool->lock);
+    for (size_t i = 0; i < n; i++) {
+        is_large |=
+            free_claimed_locked(pool, nrm__pool_block_of(cells[i].record), 0, false);
+    }
+    end_freeing(pool, is_large);
+}
+
+void
+nrm__pool_free_parked(struct nrm__pool *pool, const struct nrm__parked *parked,
+                      size_t n)
+{
+    bool is_large = false;
+    if (n == 0) {
+        return;
+    }
+    nrm__lock_acquire(&pool->lock);
+    for (size_t i = 0; i < n; i++) {
+        is_large |= free_claimed_locked(pool, nrm__pool_block_of(parked[i].cell.record),
+                                        parked[i].stamp, false);
+    }
+    end_freeing(pool, is_large);
+}
+
+bool
+nrm__pool_take_parked(struct nrm__pool *pool)
+{
+    struct nrm__parked parked[NRM__CACHE_PARKED];
+    size_t n = nrm__cache_give_up_parked(&pool->base, parked);
+    nrm__pool_free_parked(pool, parked, n);
+    if (n != 0) {
+        nrm__resource_unhold(&pool->base, n); /* the caller holds it too */
+    }
+    return n != 0;
 }
 
 /* Takes a claimed block back. */
@@ -129,8 +165,9 @@ nrm__pool_free_block(struct nrm__pool *pool, struct nrm__pool_block *block)
         is_zero = pool->is_plain && nrm__pool_learn_zero(pool, block);
         atomic_store_explicit(&block->live.goes_long, false, memory_order_relaxed);
     }
-    struct nrm__cell cell = {.ptr = NULL, .record = &block->live};
-    free_claimed(pool, &cell, 1, is_zero);
+    nrm__lock_acquire(&pool->lock);
+    uint64_t stamp = pool->tracked ? nrm__epoch_stamp() : 0;
+    end_freeing(pool, free_claimed_locked(pool, block, stamp, is_zero));
 }
 
 size_t
@@ -141,7 +178,7 @@ nrm__pool_free_kept(struct nrm__pool *pool, struct nrm__cache_set *set)
         nrm__pool_stamp_kept(pool, set);
     }
     if (n != 0) { /* none of them goes the long way: threads keep no such blocks */
-        free_claimed(pool, set->cells, n, false);
+        free_unused(pool, set->cells, n);
     }
     set->n = 0;
     return n;
@@ -184,7 +221,7 @@ nrm__pool_take_more(struct nrm__pool *pool, size_t nbytes, struct nrm__cell *out
 void
 nrm__pool_put_more(struct nrm__pool *pool, const struct nrm__cell *cells, size_t n)
 {
-    free_claimed(pool, cells, n, false);
+    free_unused(pool, cells, n);
 }
 
 /* ---- the search for memory ---- */
@@ -246,6 +283,13 @@ static bool
 promote_unclosed(struct search *search)
 {
     return search->unclosed != 0 && nrm__pool_close_epoch(search->pool) && look(search);
+}
+
+/* What this thread has parked, so that what follows decides over it too. */
+static bool
+take_parked(struct search *search)
+{
+    return search->pool->tracked && nrm__pool_take_parked(search->pool) && look(search);
 }
 
 /* What this thread keeps comes first: that of others only when nothing else helps. */
@@ -440,10 +484,10 @@ static nrm_status
 climb(struct search *search)
 {
     static bool (*const steps[])(struct search *) = {
-        promote,     promote_unclosed, take_own,       await_decay,
-        hold_back,   take_used,        grow,           look_anywhere,
-        drain,       exchange,         wait_when_full, wait_for_used,
-        await_decay,
+        take_parked,   promote,        promote_unclosed, take_own,
+        await_decay,   hold_back,      take_used,        grow,
+        look_anywhere, drain,          promote,          promote_unclosed,
+        exchange,      wait_when_full, wait_for_used,    await_decay,
     };
     search->status = NRM_OUT_OF_MEMORY;
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {

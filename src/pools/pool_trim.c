@@ -41,6 +41,9 @@ void
 nrm__pool_statistics(nrm_resource *mr, nrm_statistics *out)
 {
     struct nrm__pool *pool = nrm__pool_from(mr);
+    if (pool->tracked) {
+        nrm__cache_drain(mr); /* what threads have parked counts */
+    }
     nrm__lock_acquire(&pool->lock);
     out->reserved_bytes += (int64_t)pool->reserved_nbytes;
     out->parked_bytes +=

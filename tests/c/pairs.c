@@ -74,6 +74,7 @@ CASE(device_default_64_KiB, 64 * NRM__KIB, 0)
 CASE(fixed_64_KiB, 64 * NRM__KIB, 0)
 CASE(handle_64_KiB, 64 * NRM__KIB, 0)
 CASE(pinned_64_KiB, 64 * NRM__KIB, 0)
+CASE(parked_64_KiB, 64 * NRM__KIB, 0)
 
 #define RUN(name, mr, stream)                                                          \
     do {                                                                               \
@@ -174,6 +175,7 @@ count_driver(long n)
     nrm_resource *fixed = fixed_over(device);
     nrm_resource *ordered = pool_over(device, NRM_REUSE_DEFAULT);
     nrm_resource *immediate = pool_over(pinned, NRM_REUSE_IMMEDIATE);
+    nrm_resource *parking = pool_over(pinned, NRM_REUSE_CONTEXT);
     require(nrm_stream_create(0, NRM_STREAM_NON_BLOCKING, &owned));
     nrm_stream *bare = wrap_handle();
     RUN(device_64_KiB, ordered, owned);
@@ -181,11 +183,13 @@ count_driver(long n)
     RUN(fixed_64_KiB, fixed, owned);
     RUN(handle_64_KiB, ordered, bare);
     RUN(pinned_64_KiB, immediate, NULL);
+    RUN(parked_64_KiB, parking, NULL);
     nrm_stream_release(bare);
     nrm_stream_release(owned);
     nrm_resource_release(fixed);
     nrm_resource_release(ordered);
     nrm_resource_release(immediate);
+    nrm_resource_release(parking);
 }
 
 int
