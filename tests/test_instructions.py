@@ -27,8 +27,8 @@ MESON = [sys.executable, "-m", "mesonbuild.mesonmain"]
 N_PAIRS = 2000
 
 # Instructions of a pair, at most: what gcc 12 needs on x86-64, and three in a hundred.
-# Those of a bare handle are the simulated driver's for the most part, and those of parked
-# blocks for more than a half: a sixteenth of a record and a query.
+# Those of a bare handle are the simulated driver's for the most part, and of those of
+# parked blocks more than a half: a sixteenth of a record and a query.
 CEILINGS = {
     "pool_64_B": 164,
     "pool_4_KiB": 164,
