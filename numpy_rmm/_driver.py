@@ -87,6 +87,8 @@ CALLS = {
     "cuMemcpyDtoHAsync": ("cuMemcpyDtoHAsync_v2", 3020, "pQzp"),
     "cuMemcpyAsync": ("cuMemcpyAsync", 4000, "QQzp"),
     "cuMemcpy2DAsync": ("cuMemcpy2DAsync_v2", 3020, "pp"),
+    "cuMemcpy3DAsync": ("cuMemcpy3DAsync_v2", 3020, "pp"),
+    "cuMemcpyBatchAsync": ("cuMemcpyBatchAsync", 12080, "DDZzpZzZp"),
     "cuMemsetD8": ("cuMemsetD8_v2", 3020, "Qbz"),
     "cuMemsetD8Async": ("cuMemsetD8Async", 3020, "Qbzp"),
     "cuMemPrefetchAsync": ("cuMemPrefetchAsync_v2", 12020, "QzQup"),

@@ -166,6 +166,12 @@ _Static_assert(sizeof(void *) == 8, "the CUDA driver exists on 64-bit hosts only
     X(CU_MEM_ACCESS_FLAGS_PROT_READWRITE, 3)                                           \
     X(CU_MEM_ALLOC_GRANULARITY_MINIMUM, 0)                                             \
     X(CU_MEM_ALLOC_GRANULARITY_RECOMMENDED, 1)                                         \
+    X(CU_MEMCPY_SRC_ACCESS_ORDER_INVALID, 0)                                           \
+    X(CU_MEMCPY_SRC_ACCESS_ORDER_STREAM, 1)                                            \
+    X(CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL, 2)                                   \
+    X(CU_MEMCPY_SRC_ACCESS_ORDER_ANY, 3)                                               \
+    X(CU_MEMCPY_FLAG_DEFAULT, 0)                                                       \
+    X(CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE, 1)                                   \
     X(CU_STREAM_WAIT_VALUE_GEQ, 0)                                                     \
     X(CU_STREAM_WAIT_VALUE_EQ, 1)                                                      \
     X(CU_STREAM_WAIT_VALUE_AND, 2)                                                     \
@@ -223,6 +229,7 @@ typedef unsigned int nrm_CUmemAllocationHandleType;
 typedef unsigned int nrm_CUmemLocationType;
 typedef unsigned int nrm_CUmemAccess_flags;
 typedef unsigned int nrm_CUmemAllocationGranularity_flags;
+typedef unsigned int nrm_CUmemcpySrcAccessOrder;
 
 typedef struct nrm_CUDA_MEMCPY2D {
     size_t srcXInBytes; /* column of the first byte */
@@ -243,10 +250,46 @@ typedef struct nrm_CUDA_MEMCPY2D {
     size_t Height; /* rows */
 } nrm_CUDA_MEMCPY2D;
 
+typedef struct nrm_CUDA_MEMCPY3D {
+    size_t srcXInBytes;
+    size_t srcY;
+    size_t srcZ; /* plane of the first byte */
+    size_t srcLOD;
+    nrm_CUmemorytype srcMemoryType;
+    const void *srcHost;
+    nrm_CUdeviceptr srcDevice;
+    nrm_CUarray srcArray;
+    void *reserved0;
+    size_t srcPitch;
+    size_t srcHeight; /* rows from plane to plane */
+    size_t dstXInBytes;
+    size_t dstY;
+    size_t dstZ;
+    size_t dstLOD;
+    nrm_CUmemorytype dstMemoryType;
+    void *dstHost;
+    nrm_CUdeviceptr dstDevice;
+    nrm_CUarray dstArray;
+    void *reserved1;
+    size_t dstPitch;
+    size_t dstHeight;
+    size_t WidthInBytes;
+    size_t Height;
+    size_t Depth; /* planes */
+} nrm_CUDA_MEMCPY3D;
+
 typedef struct nrm_CUmemLocation {
     nrm_CUmemLocationType type;
     int id; /* an ordinal when the type is DEVICE */
 } nrm_CUmemLocation;
+
+/* Of copies in a batch. */
+typedef struct nrm_CUmemcpyAttributes {
+    nrm_CUmemcpySrcAccessOrder srcAccessOrder; /* when the source is read */
+    nrm_CUmemLocation srcLocHint; /* of managed and of pageable memory only */
+    nrm_CUmemLocation dstLocHint;
+    unsigned int flags;
+} nrm_CUmemcpyAttributes;
 
 typedef struct nrm_CUmemAllocationProp {
     nrm_CUmemAllocationType type;
@@ -384,6 +427,13 @@ typedef struct nrm_CUgraphEdgeData nrm_CUgraphEdgeData; /* nobody here looks int
                      nrm_CUstream stream))                                             \
     X(cuMemcpy2DAsync, cuMemcpy2DAsync_v2, 3020, 1,                                    \
       nrm_CUresult, (const nrm_CUDA_MEMCPY2D *copy, nrm_CUstream stream))              \
+    X(cuMemcpy3DAsync, cuMemcpy3DAsync_v2, 3020, 1,                                    \
+      nrm_CUresult, (const nrm_CUDA_MEMCPY3D *copy, nrm_CUstream stream))              \
+    X(cuMemcpyBatchAsync, cuMemcpyBatchAsync, 12080, 0,                                \
+      nrm_CUresult, (nrm_CUdeviceptr *dsts, nrm_CUdeviceptr *srcs, size_t *sizes,      \
+                     size_t n_copies, nrm_CUmemcpyAttributes *attributes,              \
+                     size_t *first_copies, size_t n_attributes, size_t *failed,        \
+                     nrm_CUstream stream))                                             \
     X(cuMemsetD8Async, cuMemsetD8Async, 3020, 1,                                       \
       nrm_CUresult, (nrm_CUdeviceptr dst, unsigned char value, size_t nbytes,          \
                      nrm_CUstream stream))                                             \

@@ -192,22 +192,16 @@ sim_checker_touch(struct sim_access *access, uintptr_t start, size_t nbytes, boo
 
 /* ---- work ------------------------------------------------------------------------ */
 
-static size_t
-extent(const struct sim_copy *copy, const struct sim_span *span)
-{
-    return (copy->height - 1) * span->pitch + copy->width;
-}
-
 static void
 touch_rows(struct sim_access *access, const struct sim_copy *copy,
            const struct sim_span *span)
 {
-    if (span->pitch == copy->width) {
+    if (access->nbytes == sim_copy_n_rows(copy) * copy->width) {
         sim_checker_touch(access, span->address, access->nbytes, true);
         return;
     }
-    for (size_t row = 0; row < copy->height; row++) {
-        sim_checker_touch(access, span->address + row * span->pitch, copy->width, true);
+    for (size_t row = 0; row < sim_copy_n_rows(copy); row++) {
+        sim_checker_touch(access, sim_copy_row(copy, span, row), copy->width, true);
     }
 }
 
@@ -260,7 +254,7 @@ touch_side(const struct sim_queue *queue, const struct sim_op *op,
            const struct sim_span *span, bool writes)
 {
     struct sim_access *access =
-        create_work(queue, op, writes, span->address, extent(&op->copy, span));
+        create_work(queue, op, writes, span->address, sim_copy_extent(&op->copy, span));
     if (access != NULL) {
         touch_rows(access, &op->copy, span);
         sim_access_release(access);
@@ -320,8 +314,8 @@ sim_checker_capture(struct sim_op *op)
         return;
     }
     if (copy->height != 0) {
-        raise_newest(op, copy->dst.address, extent(copy, &copy->dst));
-        raise_newest(op, copy->src.address, extent(copy, &copy->src));
+        raise_newest(op, copy->dst.address, sim_copy_extent(copy, &copy->dst));
+        raise_newest(op, copy->src.address, sim_copy_extent(copy, &copy->src));
     }
     for (size_t i = 0; i < op->n_areas; i++) {
         raise_newest(op, op->areas[i].start, op->areas[i].nbytes);
@@ -336,7 +330,7 @@ sim_checker_stage(const struct sim_op *op)
         return;
     }
     struct sim_access *access = sim_checker_host_access(
-        SIM_ACCESS_STAGING, false, src->address, extent(&op->copy, src));
+        SIM_ACCESS_STAGING, false, src->address, sim_copy_extent(&op->copy, src));
     if (access != NULL) {
         access->call = op->call;
         touch_rows(access, &op->copy, src);

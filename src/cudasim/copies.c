@@ -12,27 +12,16 @@
 
 #include <stdlib.h>
 
-enum side {
-    DRIVERS, /* must be memory that the driver knows */
-    ANY,     /* may be pageable */
-};
-
-static size_t
-extent(size_t pitch, size_t width, size_t height)
-{
-    return (height - 1) * pitch + width;
-}
-
 /* Nothing but what is mapped, and open to the device that copies, can be named. */
 static nrm_CUresult
-resolve(const struct sim_queue *queue, struct sim_span *span, size_t width,
-        size_t height, enum side side, bool writes)
+resolve(const struct sim_queue *queue, const struct sim_copy *copy,
+        struct sim_span *span, enum sim_side side, bool writes)
 {
-    size_t nbytes = extent(span->pitch, width, height);
+    size_t nbytes = sim_copy_extent(copy, span);
     span->range = sim_range_find(span->address);
     if (span->range == NULL) {
-        return side == ANY && span->address != 0 ? NRM_CUDA_SUCCESS
-                                                 : NRM_CUDA_ERROR_INVALID_VALUE;
+        return side == SIM_ANY && span->address != 0 ? NRM_CUDA_SUCCESS
+                                                     : NRM_CUDA_ERROR_INVALID_VALUE;
     }
     size_t rest = span->range->nbytes - (span->address - span->range->start);
     span->is_reserved = span->range->kind == SIM_VIRTUAL;
@@ -44,22 +33,38 @@ resolve(const struct sim_queue *queue, struct sim_span *span, size_t width,
     return NRM_CUDA_SUCCESS;
 }
 
-/* Takes the pageable source as it is now, rows side by side. */
-static nrm_CUresult
-stage(struct sim_op *op)
+nrm_CUresult
+sim_copy_resolve(const struct sim_queue *queue, struct sim_copy *copy,
+                 enum sim_side dst, enum sim_side src)
+{
+    nrm_CUresult result = resolve(queue, copy, &copy->dst, dst, true);
+    return result == NRM_CUDA_SUCCESS ? resolve(queue, copy, &copy->src, src, false)
+                                      : result;
+}
+
+bool
+sim_copy_is_in_place(const struct sim_queue *queue)
+{
+    const int *attributes = sim.devices[queue->context->ordinal].attributes;
+    return attributes[NRM_CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS] != 0;
+}
+
+nrm_CUresult
+sim_copy_stage(struct sim_op *op)
 {
     struct sim_copy *copy = &op->copy;
-    op->staged = malloc(copy->width * copy->height);
+    size_t n_rows = sim_copy_n_rows(copy);
+    op->staged = malloc(copy->width * n_rows);
     if (op->staged == NULL) {
         return NRM_CUDA_ERROR_OUT_OF_MEMORY;
     }
     sim_checker_stage(op);
     sim_unlock(); /* the driver's lock stays: nothing that the copy uses can go away */
     bool complete = true;
-    for (size_t row = 0; row < copy->height; row++) {
-        complete = complete && sim_bytes_read(op->staged + row * copy->width,
-                                              copy->src.address + row * copy->src.pitch,
-                                              copy->width);
+    for (size_t row = 0; row < n_rows; row++) {
+        complete = complete &&
+                   sim_bytes_read(op->staged + row * copy->width,
+                                  sim_copy_row(copy, &copy->src, row), copy->width);
     }
     sim_lock();
     if (!complete) {
@@ -67,14 +72,14 @@ stage(struct sim_op *op)
                   copy->src.address);
         return NRM_CUDA_ERROR_INVALID_VALUE;
     }
-    copy->src.address = (uintptr_t)op->staged;
-    copy->src.pitch = copy->width;
+    copy->src = (struct sim_span){.address = (uintptr_t)op->staged,
+                                  .pitch = copy->width,
+                                  .slice = copy->width * copy->height};
     return NRM_CUDA_SUCCESS;
 }
 
-/* The rest of the call has no part in the driver's lock. */
-static nrm_CUresult
-wait_for_queue(struct sim_call *call, struct sim_queue *queue)
+nrm_CUresult
+sim_copy_wait(struct sim_call *call, struct sim_queue *queue)
 {
     struct sim_marker *marker = sim_marker_of_queue(queue);
     if (call->has_driver_lock) {
@@ -88,15 +93,14 @@ static nrm_CUresult
 submit_copy(struct sim_call *call, struct sim_queue *queue, const struct sim_copy *copy,
             bool synchronous)
 {
-    const int *attributes = sim.devices[queue->context->ordinal].attributes;
-    bool in_place = attributes[NRM_CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS] != 0;
+    bool in_place = sim_copy_is_in_place(queue);
     struct sim_op *op = sim_op_create(SIM_OP_COPY, call->id);
     if (op == NULL) {
         return NRM_CUDA_ERROR_OUT_OF_MEMORY;
     }
     op->copy = *copy;
     if (copy->src.range == NULL && !in_place) {
-        nrm_CUresult result = stage(op);
+        nrm_CUresult result = sim_copy_stage(op);
         if (result != NRM_CUDA_SUCCESS) {
             sim_op_destroy(op);
             return result;
@@ -108,21 +112,18 @@ submit_copy(struct sim_call *call, struct sim_queue *queue, const struct sim_cop
         return result;
     }
     bool waits = synchronous || (copy->dst.range == NULL && !in_place);
-    return waits ? wait_for_queue(call, queue) : NRM_CUDA_SUCCESS;
+    return waits ? sim_copy_wait(call, queue) : NRM_CUDA_SUCCESS;
 }
 
-/* Finishes every copying entry point. */
+/* Finishes every entry point that makes one copy. */
 static nrm_CUresult
-copy(struct sim_call *call, struct sim_copy copy, enum side dst, enum side src,
+copy(struct sim_call *call, struct sim_copy copy, enum sim_side dst, enum sim_side src,
      nrm_CUstream stream, bool synchronous)
 {
     struct sim_queue *queue;
     nrm_CUresult result = sim_stream_find(call, stream, &queue);
-    if (result == NRM_CUDA_SUCCESS && copy.width > 0 && copy.height > 0) {
-        result = resolve(queue, &copy.dst, copy.width, copy.height, dst, true);
-        if (result == NRM_CUDA_SUCCESS) {
-            result = resolve(queue, &copy.src, copy.width, copy.height, src, false);
-        }
+    if (result == NRM_CUDA_SUCCESS && copy.width > 0 && sim_copy_n_rows(&copy) > 0) {
+        result = sim_copy_resolve(queue, &copy, dst, src);
         if (result == NRM_CUDA_SUCCESS) {
             result = submit_copy(call, queue, &copy, synchronous);
         }
@@ -130,28 +131,21 @@ copy(struct sim_call *call, struct sim_copy copy, enum side dst, enum side src,
     return sim_call_end(call, result);
 }
 
-static struct sim_copy
-flat(uintptr_t dst, uintptr_t src, size_t nbytes)
-{
-    return (struct sim_copy){.dst = {.address = dst, .pitch = nbytes},
-                             .src = {.address = src, .pitch = nbytes},
-                             .width = nbytes,
-                             .height = 1};
-}
-
 nrm_CUresult
 cuMemcpyHtoDAsync_v2(nrm_CUdeviceptr dst, const void *src, size_t nbytes,
                      nrm_CUstream stream)
 {
     SIM_BEGIN(call, cuMemcpyHtoDAsync, dst, SIM_PTR(src), nbytes, SIM_PTR(stream));
-    return copy(&call, flat(dst, (uintptr_t)src, nbytes), DRIVERS, ANY, stream, false);
+    return copy(&call, sim_copy_flat(dst, (uintptr_t)src, nbytes), SIM_DRIVERS, SIM_ANY,
+                stream, false);
 }
 
 nrm_CUresult
 cuMemcpyDtoHAsync_v2(void *dst, nrm_CUdeviceptr src, size_t nbytes, nrm_CUstream stream)
 {
     SIM_BEGIN(call, cuMemcpyDtoHAsync, SIM_PTR(dst), src, nbytes, SIM_PTR(stream));
-    return copy(&call, flat((uintptr_t)dst, src, nbytes), ANY, DRIVERS, stream, false);
+    return copy(&call, sim_copy_flat((uintptr_t)dst, src, nbytes), SIM_ANY, SIM_DRIVERS,
+                stream, false);
 }
 
 nrm_CUresult
@@ -159,80 +153,144 @@ cuMemcpyAsync(nrm_CUdeviceptr dst, nrm_CUdeviceptr src, size_t nbytes,
               nrm_CUstream stream)
 {
     SIM_BEGIN(call, cuMemcpyAsync, dst, src, nbytes, SIM_PTR(stream));
-    return copy(&call, flat(dst, src, nbytes), ANY, ANY, stream, false);
+    return copy(&call, sim_copy_flat(dst, src, nbytes), SIM_ANY, SIM_ANY, stream,
+                false);
 }
 
 nrm_CUresult
 cuMemcpyHtoD_v2(nrm_CUdeviceptr dst, const void *src, size_t nbytes)
 {
     SIM_BEGIN(call, cuMemcpyHtoD, dst, SIM_PTR(src), nbytes);
-    return copy(&call, flat(dst, (uintptr_t)src, nbytes), DRIVERS, ANY, NULL, true);
+    return copy(&call, sim_copy_flat(dst, (uintptr_t)src, nbytes), SIM_DRIVERS, SIM_ANY,
+                NULL, true);
 }
 
 nrm_CUresult
 cuMemcpyDtoH_v2(void *dst, nrm_CUdeviceptr src, size_t nbytes)
 {
     SIM_BEGIN(call, cuMemcpyDtoH, SIM_PTR(dst), src, nbytes);
-    return copy(&call, flat((uintptr_t)dst, src, nbytes), ANY, DRIVERS, NULL, true);
+    return copy(&call, sim_copy_flat((uintptr_t)dst, src, nbytes), SIM_ANY, SIM_DRIVERS,
+                NULL, true);
 }
 
 nrm_CUresult
 cuMemcpyDtoD_v2(nrm_CUdeviceptr dst, nrm_CUdeviceptr src, size_t nbytes)
 {
     SIM_BEGIN(call, cuMemcpyDtoD, dst, src, nbytes);
-    return copy(&call, flat(dst, src, nbytes), DRIVERS, DRIVERS, NULL, false);
+    return copy(&call, sim_copy_flat(dst, src, nbytes), SIM_DRIVERS, SIM_DRIVERS, NULL,
+                false);
 }
 
 nrm_CUresult
 cuMemcpy(nrm_CUdeviceptr dst, nrm_CUdeviceptr src, size_t nbytes)
 {
     SIM_BEGIN(call, cuMemcpy, dst, src, nbytes);
-    return copy(&call, flat(dst, src, nbytes), ANY, ANY, NULL, true);
+    return copy(&call, sim_copy_flat(dst, src, nbytes), SIM_ANY, SIM_ANY, NULL, true);
 }
 
-/* ---- in two dimensions ----------------------------------------------------------- */
+/* ---- in two and three dimensions ------------------------------------------------- */
 
-/* False: an array, which is not modelled. */
+/* One side as the requests describe it. */
+struct face {
+    nrm_CUmemorytype type;
+    const void *host;
+    nrm_CUdeviceptr device;
+    size_t pitch, height;      /* 0: the rows, or the planes, lie side by side */
+    size_t column, row, plane; /* where the copy begins */
+};
+
+/* False: an array, which is not modelled, or more than the face has room for. */
 static bool
-find_base(nrm_CUmemorytype type, const void *host, nrm_CUdeviceptr device,
-          struct sim_span *span, enum side *side)
+find_span(const struct face *face, const struct sim_copy *copy, struct sim_span *span,
+          enum sim_side *side)
 {
-    *side = type == NRM_CU_MEMORYTYPE_DEVICE ? DRIVERS : ANY;
-    switch (type) {
-    case NRM_CU_MEMORYTYPE_HOST:
-        span->address = (uintptr_t)host;
-        return true;
-    case NRM_CU_MEMORYTYPE_DEVICE:
-    case NRM_CU_MEMORYTYPE_UNIFIED:
-        span->address = device;
-        return true;
-    default:
+    bool is_host = face->type == NRM_CU_MEMORYTYPE_HOST;
+    bool is_array = !is_host && face->type != NRM_CU_MEMORYTYPE_DEVICE &&
+                    face->type != NRM_CU_MEMORYTYPE_UNIFIED;
+    size_t height = face->height == 0 ? copy->height : face->height;
+    if (is_array || (face->pitch != 0 && face->pitch < face->column + copy->width) ||
+        (face->height != 0 && face->height < face->row + copy->height)) {
         return false;
     }
+    *side = face->type == NRM_CU_MEMORYTYPE_DEVICE ? SIM_DRIVERS : SIM_ANY;
+    span->pitch = face->pitch == 0 ? copy->width : face->pitch;
+    span->slice = height * span->pitch;
+    span->address = (is_host ? (uintptr_t)face->host : (uintptr_t)face->device) +
+                    face->plane * span->slice + face->row * span->pitch + face->column;
+    return true;
+}
+
+static nrm_CUresult
+copy_faces(struct sim_call *call, struct sim_copy box, const struct face *dst,
+           const struct face *src, nrm_CUstream stream)
+{
+    enum sim_side to;
+    enum sim_side from;
+    if (!find_span(dst, &box, &box.dst, &to) ||
+        !find_span(src, &box, &box.src, &from)) {
+        return sim_call_end(call, NRM_CUDA_ERROR_INVALID_VALUE);
+    }
+    return copy(call, box, to, from, stream, false);
 }
 
 nrm_CUresult
-cuMemcpy2DAsync_v2(const nrm_CUDA_MEMCPY2D *request, nrm_CUstream stream)
+cuMemcpy2DAsync_v2(const nrm_CUDA_MEMCPY2D *r, nrm_CUstream stream)
 {
-    SIM_BEGIN(call, cuMemcpy2DAsync, SIM_PTR(request), SIM_PTR(stream));
-    const nrm_CUDA_MEMCPY2D *r = request;
-    struct sim_copy planar = {0};
-    enum side dst;
-    enum side src;
-    if (r == NULL ||
-        !find_base(r->dstMemoryType, r->dstHost, r->dstDevice, &planar.dst, &dst) ||
-        !find_base(r->srcMemoryType, r->srcHost, r->srcDevice, &planar.src, &src) ||
-        (r->dstPitch != 0 && r->dstPitch < r->dstXInBytes + r->WidthInBytes) ||
-        (r->srcPitch != 0 && r->srcPitch < r->srcXInBytes + r->WidthInBytes)) {
+    SIM_BEGIN(call, cuMemcpy2DAsync, SIM_PTR(r), SIM_PTR(stream));
+    if (r == NULL) {
         return sim_call_end(&call, NRM_CUDA_ERROR_INVALID_VALUE);
     }
-    planar.width = r->WidthInBytes;
-    planar.height = r->Height;
-    planar.dst.pitch = r->dstPitch == 0 ? planar.width : r->dstPitch;
-    planar.src.pitch = r->srcPitch == 0 ? planar.width : r->srcPitch;
-    planar.dst.address += r->dstY * planar.dst.pitch + r->dstXInBytes;
-    planar.src.address += r->srcY * planar.src.pitch + r->srcXInBytes;
-    return copy(&call, planar, dst, src, stream, false);
+    struct face dst = {.type = r->dstMemoryType,
+                       .host = r->dstHost,
+                       .device = r->dstDevice,
+                       .pitch = r->dstPitch,
+                       .column = r->dstXInBytes,
+                       .row = r->dstY};
+    struct face src = {.type = r->srcMemoryType,
+                       .host = r->srcHost,
+                       .device = r->srcDevice,
+                       .pitch = r->srcPitch,
+                       .column = r->srcXInBytes,
+                       .row = r->srcY};
+    struct sim_copy plane = {.width = r->WidthInBytes, .height = r->Height, .depth = 1};
+    return copy_faces(&call, plane, &dst, &src, stream);
+}
+
+/* Where there are several planes a height of 0 says too little. */
+static bool
+is_complete(const nrm_CUDA_MEMCPY3D *r)
+{
+    bool has_heights = r->dstHeight != 0 && r->srcHeight != 0;
+    return (has_heights || r->Depth <= 1) && r->dstLOD == 0 && r->srcLOD == 0 &&
+           r->reserved0 == NULL && r->reserved1 == NULL;
+}
+
+nrm_CUresult
+cuMemcpy3DAsync_v2(const nrm_CUDA_MEMCPY3D *r, nrm_CUstream stream)
+{
+    SIM_BEGIN(call, cuMemcpy3DAsync, SIM_PTR(r), SIM_PTR(stream));
+    if (r == NULL || !is_complete(r)) {
+        return sim_call_end(&call, NRM_CUDA_ERROR_INVALID_VALUE);
+    }
+    struct face dst = {.type = r->dstMemoryType,
+                       .host = r->dstHost,
+                       .device = r->dstDevice,
+                       .pitch = r->dstPitch,
+                       .height = r->dstHeight,
+                       .column = r->dstXInBytes,
+                       .row = r->dstY,
+                       .plane = r->dstZ};
+    struct face src = {.type = r->srcMemoryType,
+                       .host = r->srcHost,
+                       .device = r->srcDevice,
+                       .pitch = r->srcPitch,
+                       .height = r->srcHeight,
+                       .column = r->srcXInBytes,
+                       .row = r->srcY,
+                       .plane = r->srcZ};
+    struct sim_copy box = {
+        .width = r->WidthInBytes, .height = r->Height, .depth = r->Depth};
+    return copy_faces(&call, box, &dst, &src, stream);
 }
 
 /* ---- fills ----------------------------------------------------------------------- */
@@ -242,10 +300,10 @@ fill(struct sim_call *call, uintptr_t dst, unsigned char value, size_t nbytes,
      nrm_CUstream stream)
 {
     struct sim_queue *queue;
-    struct sim_copy area = flat(dst, 0, nbytes);
+    struct sim_copy area = sim_copy_flat(dst, 0, nbytes);
     nrm_CUresult result = sim_stream_find(call, stream, &queue);
     if (result == NRM_CUDA_SUCCESS && nbytes > 0) {
-        result = resolve(queue, &area.dst, nbytes, 1, DRIVERS, true);
+        result = resolve(queue, &area, &area.dst, SIM_DRIVERS, true);
         if (result == NRM_CUDA_SUCCESS) {
             struct sim_op *op = sim_op_create(SIM_OP_FILL, call->id);
             if (op == NULL) {

@@ -201,7 +201,8 @@ ops_destroy(struct sim_ops *ops)
 static struct sim_op *
 op_copy(const struct sim_op *op)
 {
-    size_t n_staged = op->staged != NULL ? op->copy.width * op->copy.height : 0;
+    size_t n_staged = op->staged != NULL ? op->copy.width * sim_copy_n_rows(&op->copy)
+                                         : 0;
     struct sim_op *copy = sim_op_create(op->kind, op->call);
     unsigned char *staged = n_staged != 0 ? malloc(n_staged) : NULL;
     if (copy == NULL || (n_staged != 0 && staged == NULL)) {
@@ -264,9 +265,8 @@ renew_memory(struct sim_op *op)
     if (copy->height == 0) {
         return sim_op_finds_areas(op);
     }
-    size_t dst = (copy->height - 1) * copy->dst.pitch + copy->width;
-    size_t src = (copy->height - 1) * copy->src.pitch + copy->width;
-    return renew(&copy->dst, dst) && renew(&copy->src, src);
+    return renew(&copy->dst, sim_copy_extent(copy, &copy->dst)) &&
+           renew(&copy->src, sim_copy_extent(copy, &copy->src));
 }
 
 /* ---- graphs ---------------------------------------------------------------------- */

@@ -101,6 +101,11 @@ void sim_virtual_unuse(struct sim_physical *physical); /* NULL is fine */
 void sim_virtual_count_mappings(uint64_t *count, uint64_t *nbytes);
 void sim_virtual_forget(void); /* all of it */
 
+struct sim_call;
+struct sim_clock; /* checker.h */
+struct sim_op;
+struct sim_queue;
+
 /* ---- bytes (transfer.c) ---------------------------------------------------------- */
 
 /* One side of a copy. Host memory is only ever touched through the kernel, which
@@ -109,16 +114,25 @@ struct sim_span {
     struct sim_range *range; /* borrowed while work on it is pending; NULL: pageable */
     uintptr_t address;       /* of the first byte */
     size_t pitch;            /* bytes from row to row */
+    size_t slice;            /* bytes from plane to plane */
     bool is_reserved;        /* found by its address when it runs, never by `range` */
 };
 
 struct sim_copy {
     struct sim_span dst;
     struct sim_span src;
-    size_t width; /* bytes of a row */
-    size_t height;
+    size_t width;  /* bytes of a row */
+    size_t height; /* rows of a plane; 0: this is no copy */
+    size_t depth;  /* planes */
 };
 
+struct sim_copy sim_copy_flat(uintptr_t dst, uintptr_t src, size_t nbytes);
+/* From the first byte of a side to the last. */
+size_t sim_copy_extent(const struct sim_copy *copy, const struct sim_span *span);
+/* The rows of all planes are counted through. */
+size_t sim_copy_n_rows(const struct sim_copy *copy);
+uintptr_t sim_copy_row(const struct sim_copy *copy, const struct sim_span *span,
+                       size_t row);
 void sim_copy_execute(const struct sim_copy *copy, enum sim_call_id call);
 void sim_fill_execute(const struct sim_copy *copy, unsigned char value,
                       enum sim_call_id call);
@@ -127,11 +141,23 @@ bool sim_bytes_read(void *to, uintptr_t from, size_t nbytes);
 uint32_t sim_word_read(const struct sim_span *span); /* 4 bytes, atomically */
 void sim_transfer_fork_child(void);
 
-/* ---- contexts and threads (contexts.c, threads.c) -------------------------------- */
+/* ---- what copies accept (copies.c) ----------------------------------------------- */
 
-struct sim_clock; /* checker.h */
-struct sim_op;
-struct sim_queue;
+enum sim_side {
+    SIM_DRIVERS, /* must be memory that the driver knows */
+    SIM_ANY,     /* may be pageable */
+};
+
+/* Finds the memory of both sides; INVALID_VALUE where the queue cannot copy there. */
+nrm_CUresult sim_copy_resolve(const struct sim_queue *queue, struct sim_copy *copy,
+                              enum sim_side dst, enum sim_side src);
+bool sim_copy_is_in_place(const struct sim_queue *queue); /* what is pageable, too */
+/* Takes the source, which is host memory, as it is now, rows side by side. */
+nrm_CUresult sim_copy_stage(struct sim_op *op);
+/* The rest of the call has no part in the driver's lock. */
+nrm_CUresult sim_copy_wait(struct sim_call *call, struct sim_queue *queue);
+
+/* ---- contexts and threads (contexts.c, threads.c) -------------------------------- */
 
 /* A device's primary context. Its address is its handle and outlives every reset. */
 struct nrm_CUctx_st {
@@ -351,7 +377,6 @@ extern struct sim_handles sim_graphs;
 extern struct sim_handles sim_execs;
 extern struct sim_handles sim_user_objects;
 
-struct sim_call;
 /* For controls: of the calling thread's current context, where the handle needs one. */
 nrm_CUresult sim_control_find_locked(void *stream, struct sim_queue **out);
 nrm_CUresult sim_stream_find(const struct sim_call *call, nrm_CUstream stream,

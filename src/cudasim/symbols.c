@@ -25,6 +25,7 @@ static const struct {
 } superseded[] = {
     {"cuCtxGetDevice", 13000},
     {"cuCtxSynchronize", 13000},
+    {"cuMemcpyBatchAsync", 13000},
     {"cuStreamGetCtx", 12050},
 };
 

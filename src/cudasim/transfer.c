@@ -102,6 +102,40 @@ sim_bytes_read(void *to, uintptr_t from, size_t nbytes)
     return true;
 }
 
+/* ---- the shape of a copy --------------------------------------------------------- */
+
+struct sim_copy
+sim_copy_flat(uintptr_t dst, uintptr_t src, size_t nbytes)
+{
+    return (struct sim_copy){
+        .dst = {.address = dst, .pitch = nbytes, .slice = nbytes},
+        .src = {.address = src, .pitch = nbytes, .slice = nbytes},
+        .width = nbytes,
+        .height = 1,
+        .depth = 1,
+    };
+}
+
+size_t
+sim_copy_extent(const struct sim_copy *copy, const struct sim_span *span)
+{
+    return (copy->depth - 1) * span->slice + (copy->height - 1) * span->pitch +
+           copy->width;
+}
+
+size_t
+sim_copy_n_rows(const struct sim_copy *copy)
+{
+    return copy->height * copy->depth;
+}
+
+uintptr_t
+sim_copy_row(const struct sim_copy *copy, const struct sim_span *span, size_t row)
+{
+    return span->address + row / copy->height * span->slice +
+           row % copy->height * span->pitch;
+}
+
 /* ---- one side of a copy ---------------------------------------------------------- */
 
 static bool
@@ -319,10 +353,10 @@ sim_copy_execute(const struct sim_copy *copy, enum sim_call_id call)
     pthread_once(&scratch_once, scratch_open);
     struct sim_span dst = copy->dst;
     struct sim_span src = copy->src;
-    for (size_t row = 0; row < copy->height; row++) {
+    for (size_t row = 0; row < sim_copy_n_rows(copy); row++) {
+        dst.address = sim_copy_row(copy, &copy->dst, row);
+        src.address = sim_copy_row(copy, &copy->src, row);
         row_copy(dst, src, copy->width, call);
-        dst.address += dst.pitch;
-        src.address += src.pitch;
     }
 }
 

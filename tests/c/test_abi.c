@@ -10,7 +10,7 @@
 
 #include <cuda.h>
 
-_Static_assert(CUDA_VERSION >= 12050, "the toolkit has all declared entry points");
+_Static_assert(CUDA_VERSION >= 12080, "the toolkit has all declared entry points");
 
 /* ---- constants ------------------------------------------------------------------- */
 
@@ -67,6 +67,7 @@ SAME_ENUM(nrm_CUmemAllocationHandleType, CUmemAllocationHandleType);
 SAME_ENUM(nrm_CUmemLocationType, CUmemLocationType);
 SAME_ENUM(nrm_CUmemAccess_flags, CUmemAccess_flags);
 SAME_ENUM(nrm_CUmemAllocationGranularity_flags, CUmemAllocationGranularity_flags);
+SAME_ENUM(nrm_CUmemcpySrcAccessOrder, CUmemcpySrcAccessOrder);
 IS_POINTER(CUcontext);
 IS_POINTER(CUstream);
 IS_POINTER(CUevent);
@@ -102,6 +103,33 @@ SAME_FIELD(dstPitch);
 SAME_FIELD(WidthInBytes);
 SAME_FIELD(Height);
 
+SAME_SIZE(nrm_CUDA_MEMCPY3D, CUDA_MEMCPY3D);
+SAME_FIELD_OF(CUDA_MEMCPY3D, srcXInBytes);
+SAME_FIELD_OF(CUDA_MEMCPY3D, srcY);
+SAME_FIELD_OF(CUDA_MEMCPY3D, srcZ);
+SAME_FIELD_OF(CUDA_MEMCPY3D, srcLOD);
+SAME_FIELD_OF(CUDA_MEMCPY3D, srcMemoryType);
+SAME_FIELD_OF(CUDA_MEMCPY3D, srcHost);
+SAME_FIELD_OF(CUDA_MEMCPY3D, srcDevice);
+SAME_FIELD_OF(CUDA_MEMCPY3D, srcArray);
+SAME_FIELD_OF(CUDA_MEMCPY3D, reserved0);
+SAME_FIELD_OF(CUDA_MEMCPY3D, srcPitch);
+SAME_FIELD_OF(CUDA_MEMCPY3D, srcHeight);
+SAME_FIELD_OF(CUDA_MEMCPY3D, dstXInBytes);
+SAME_FIELD_OF(CUDA_MEMCPY3D, dstY);
+SAME_FIELD_OF(CUDA_MEMCPY3D, dstZ);
+SAME_FIELD_OF(CUDA_MEMCPY3D, dstLOD);
+SAME_FIELD_OF(CUDA_MEMCPY3D, dstMemoryType);
+SAME_FIELD_OF(CUDA_MEMCPY3D, dstHost);
+SAME_FIELD_OF(CUDA_MEMCPY3D, dstDevice);
+SAME_FIELD_OF(CUDA_MEMCPY3D, dstArray);
+SAME_FIELD_OF(CUDA_MEMCPY3D, reserved1);
+SAME_FIELD_OF(CUDA_MEMCPY3D, dstPitch);
+SAME_FIELD_OF(CUDA_MEMCPY3D, dstHeight);
+SAME_FIELD_OF(CUDA_MEMCPY3D, WidthInBytes);
+SAME_FIELD_OF(CUDA_MEMCPY3D, Height);
+SAME_FIELD_OF(CUDA_MEMCPY3D, Depth);
+
 SAME_SIZE(nrm_CUmemLocation, CUmemLocation);
 SAME_FIELD_OF(CUmemLocation, type);
 SAME_FIELD_OF(CUmemLocation, id);
@@ -117,6 +145,11 @@ SAME_FIELD_OF(CUmemAllocationProp, allocFlags.usage);
 SAME_SIZE(nrm_CUmemAccessDesc, CUmemAccessDesc);
 SAME_FIELD_OF(CUmemAccessDesc, location);
 SAME_FIELD_OF(CUmemAccessDesc, flags);
+SAME_SIZE(nrm_CUmemcpyAttributes, CUmemcpyAttributes);
+SAME_FIELD_OF(CUmemcpyAttributes, srcAccessOrder);
+SAME_FIELD_OF(CUmemcpyAttributes, srcLocHint);
+SAME_FIELD_OF(CUmemcpyAttributes, dstLocHint);
+SAME_FIELD_OF(CUmemcpyAttributes, flags);
 
 /* ---- prototypes ------------------------------------------------------------------ */
 
@@ -137,10 +170,20 @@ SAME_FIELD_OF(CUmemAccessDesc, flags);
 #define nrm_CUstreamCaptureMode CUstreamCaptureMode
 #define nrm_CUdriverProcAddressQueryResult CUdriverProcAddressQueryResult
 #define nrm_CUDA_MEMCPY2D CUDA_MEMCPY2D
+#define nrm_CUDA_MEMCPY3D CUDA_MEMCPY3D
+#define nrm_CUmemcpyAttributes CUmemcpyAttributes
 #define nrm_CUmemAllocationProp CUmemAllocationProp
 #define nrm_CUmemAccessDesc CUmemAccessDesc
 #define nrm_CUmemLocation CUmemLocation
 #define nrm_CUmemAllocationGranularity_flags CUmemAllocationGranularity_flags
+
+/* From 13.0 on cuda.h has the prototype of 13.0 under this name, which lacks an argument.
+ * Every driver since 12.8 has the earlier one too. */
+#if CUDA_VERSION >= 13000
+#include <cudaTypedefs.h>
+#undef cuMemcpyBatchAsync
+extern __typeof__(*(PFN_cuMemcpyBatchAsync_v12080)NULL) cuMemcpyBatchAsync;
+#endif
 
 #define X(name, symbol, version, required, result, arguments)                          \
     typedef result in_cuda_h_##name arguments;                                         \

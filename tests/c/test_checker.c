@@ -185,6 +185,102 @@ a_column_that_is_copied(void)
     CHECK_EQ(sim.host_access((char *)machine.pinned + 128, 1, 1), 0);
 }
 
+/* ---- boxes and batches ---- */
+
+static void
+planes_between_those_that_are_copied(void)
+{
+    nrm_CUDA_MEMCPY3D copy = {.srcMemoryType = NRM_CU_MEMORYTYPE_HOST,
+                              .srcHost = machine.pinned,
+                              .srcPitch = 64,
+                              .srcHeight = 8,
+                              .dstMemoryType = NRM_CU_MEMORYTYPE_DEVICE,
+                              .dstDevice = machine.device,
+                              .dstPitch = 32,
+                              .dstHeight = 4,
+                              .WidthInBytes = 32,
+                              .Height = 4,
+                              .Depth = N / 512};
+    CHECK_EQ(cuda.cuMemcpy3DAsync(&copy, machine.a), NRM_CUDA_SUCCESS);
+    CHECK_EQ(sim.host_access((char *)machine.pinned + 64 * 4, 64 * 4, 1), 0);
+    CHECK_EQ(sim.host_access((char *)machine.pinned + 32, 32, 1), 0);
+}
+
+static void
+a_plane_that_is_copied(void)
+{
+    planes_between_those_that_are_copied();
+    CHECK_EQ(sim.host_access((char *)machine.pinned + 64 * 8, 1, 1), 0);
+}
+
+/* Two pieces of the pinned memory to both places of the device. */
+static void
+batch(unsigned int order, size_t second_src, nrm_CUdeviceptr second_dst)
+{
+    nrm_CUdeviceptr start = (nrm_CUdeviceptr)(uintptr_t)machine.pinned;
+    nrm_CUdeviceptr dsts[] = {machine.device, second_dst};
+    nrm_CUdeviceptr srcs[] = {start, start + second_src};
+    size_t sizes[] = {N / 4, N / 4}, first = 0, failed;
+    nrm_CUmemcpyAttributes attributes = {.srcAccessOrder = order};
+    CHECK_EQ(cuda.cuMemcpyBatchAsync(dsts, srcs, sizes, 2, &attributes, &first, 1,
+                                     &failed, machine.a),
+             NRM_CUDA_SUCCESS);
+}
+
+static void
+pieces_between_those_of_a_batch(void)
+{
+    batch(NRM_CU_MEMCPY_SRC_ACCESS_ORDER_STREAM, N / 2, machine.other);
+    CHECK_EQ(sim.host_access((char *)machine.pinned + N / 4, N / 4, 1), 0);
+}
+
+static void
+a_piece_of_a_batch(void)
+{
+    pieces_between_those_of_a_batch();
+    CHECK_EQ(sim.host_access((char *)machine.pinned + N / 2, 1, 1), 0);
+}
+
+static void
+a_batch_that_reads_in_its_call(void)
+{
+    batch(NRM_CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL, N / 2, machine.other);
+    CHECK_EQ(sim.host_access(machine.pinned, N, 1), 0);
+}
+
+static void
+a_batch_that_reads_before_the_stream_has_written(void)
+{
+    to_host(machine.a, machine.device);
+    batch(NRM_CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL, N / 2, machine.other);
+}
+
+static void
+a_batch_that_reads_what_the_stream_has_written(void)
+{
+    to_host(machine.a, machine.device);
+    batch(NRM_CU_MEMCPY_SRC_ACCESS_ORDER_STREAM, N / 2, machine.other);
+}
+
+static void
+a_batch_that_reads_one_place_twice(void)
+{
+    batch(NRM_CU_MEMCPY_SRC_ACCESS_ORDER_STREAM, N / 8, machine.other);
+}
+
+static void
+a_batch_that_writes_one_place_twice(void)
+{
+    batch(NRM_CU_MEMCPY_SRC_ACCESS_ORDER_STREAM, N / 2, machine.device + N / 8);
+}
+
+static void
+a_batch_that_reads_what_it_writes(void)
+{
+    batch(NRM_CU_MEMCPY_SRC_ACCESS_ORDER_STREAM, N / 2,
+          (nrm_CUdeviceptr)(uintptr_t)machine.pinned);
+}
+
 /* ---- two streams ---- */
 
 static void
@@ -312,6 +408,17 @@ static const struct checked_program programs[] = {
     RIGHT(other_bytes),
     RIGHT(columns_between_those_that_are_copied),
     WRONG(a_column_that_is_copied),
+    RIGHT(planes_between_those_that_are_copied),
+    WRONG(a_plane_that_is_copied),
+    RIGHT(pieces_between_those_of_a_batch),
+    WRONG(a_piece_of_a_batch),
+    RIGHT(a_batch_that_reads_in_its_call),
+    {"a_batch_that_reads_before_the_stream_has_written, by each of its copies",
+     a_batch_that_reads_before_the_stream_has_written, 2},
+    RIGHT(a_batch_that_reads_what_the_stream_has_written),
+    RIGHT(a_batch_that_reads_one_place_twice),
+    WRONG(a_batch_that_writes_one_place_twice),
+    WRONG(a_batch_that_reads_what_it_writes),
     WRONG(two_streams_write),
     RIGHT(two_streams_read),
     RIGHT(the_other_stream_waits),

@@ -119,6 +119,84 @@ two_dimensions(void)
            NRM_CUDA_ERROR_INVALID_VALUE);
 }
 
+/* Three planes of two rows, out of planes of four. */
+static nrm_CUDA_MEMCPY3D
+box(void)
+{
+    return (nrm_CUDA_MEMCPY3D){.srcMemoryType = NRM_CU_MEMORYTYPE_HOST,
+                               .srcHost = page_locked,
+                               .srcPitch = 64,
+                               .srcHeight = 4,
+                               .srcXInBytes = 8,
+                               .srcY = 1,
+                               .srcZ = 1,
+                               .dstMemoryType = NRM_CU_MEMORYTYPE_UNIFIED,
+                               .dstDevice = on_device,
+                               .dstPitch = 32,
+                               .dstHeight = 3,
+                               .WidthInBytes = 16,
+                               .Height = 2,
+                               .Depth = 3};
+}
+
+static void
+three_dimensions(void)
+{
+    nrm_CUDA_MEMCPY3D copy = box();
+    for (int i = 0; i < 64 * 16; i++) {
+        page_locked[i] = (unsigned char)(i / 64 * 16 + i % 64 / 4);
+    }
+    MUST(cu.cuMemsetD8Async(on_device, 255, 32 * 9, stream));
+    expect("copy three planes", cu.cuMemcpy3DAsync(&copy, stream), NRM_CUDA_SUCCESS);
+    MUST(cu.cuStreamSynchronize(stream));
+    expect_number("first byte", device_byte(on_device), 5 * 16 + 2);
+    expect_number("first byte of the second plane", device_byte(on_device + 3 * 32),
+                  9 * 16 + 2);
+    expect_number("last byte", device_byte(on_device + (2 * 3 + 1) * 32 + 15),
+                  14 * 16 + 5);
+    expect_number("behind a row", device_byte(on_device + 16), 255);
+    expect_number("between two planes", device_byte(on_device + 2 * 32), 255);
+
+    copy.srcPitch = 8;
+    expect("rows of planes wider than their pitch", cu.cuMemcpy3DAsync(&copy, stream),
+           NRM_CUDA_ERROR_INVALID_VALUE);
+    copy = box();
+    copy.srcHeight = 2;
+    expect("planes higher than what lies between them",
+           cu.cuMemcpy3DAsync(&copy, stream), NRM_CUDA_ERROR_INVALID_VALUE);
+    copy = box();
+    copy.srcZ = 1024 * 1024;
+    expect("planes outside of the memory", cu.cuMemcpy3DAsync(&copy, stream),
+           NRM_CUDA_ERROR_INVALID_VALUE);
+    copy = box();
+    copy.Depth = 1;
+    copy.srcHeight = copy.dstHeight = 0;
+    copy.srcY = copy.srcZ = 0;
+    expect("one plane of no known height", cu.cuMemcpy3DAsync(&copy, stream),
+           NRM_CUDA_SUCCESS);
+    MUST(cu.cuStreamSynchronize(stream));
+}
+
+static void
+three_dimensions_in_a_graph(void)
+{
+    nrm_CUDA_MEMCPY3D copy = box();
+    nrm_CUgraph graph = NULL;
+    nrm_CUgraphExec exec = NULL;
+    MUST(cu.cuStreamBeginCapture(stream, NRM_CU_STREAM_CAPTURE_MODE_RELAXED));
+    expect("planes copied while the stream is captured",
+           cu.cuMemcpy3DAsync(&copy, stream), NRM_CUDA_SUCCESS);
+    MUST(cu.cuStreamEndCapture(stream, &graph));
+    MUST(cu.cuGraphInstantiateWithFlags(&exec, graph, 0));
+    memset(page_locked, 77, 64 * 16);
+    MUST(cu.cuGraphLaunch(exec, stream));
+    MUST(cu.cuStreamSynchronize(stream));
+    expect_number("the graph reads what stands there when it runs",
+                  device_byte(on_device + 3 * 32), 77);
+    MUST(cu.cuGraphExecDestroy(exec));
+    MUST(cu.cuGraphDestroy(graph));
+}
+
 int
 main(int argc, char **argv)
 {
@@ -132,5 +210,7 @@ main(int argc, char **argv)
     page_locked_memory();
     pageable_memory();
     two_dimensions();
+    three_dimensions();
+    three_dimensions_in_a_graph();
     return finish();
 }
