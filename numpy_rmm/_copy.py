@@ -1,8 +1,9 @@
 """Copies between NumPy arrays and memory of devices.
 
 What the driver can do with the strides of both sides is planned in C. Here both sides
-are read and compared; and where a host array would become many small pieces, or the
-two sides overlap, a contiguous buffer goes between them.
+are read and compared; and where a host array would become many small pieces, which
+the stream does not take as batches, or the two sides overlap, a contiguous buffer goes
+between them.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ Strides = tuple[int, ...]
 
 _TO_DEVICE, _TO_HOST, _WITHIN = 0, 1, 2
 
-# A host array that would be copied in more calls, or narrower rows, goes over a buffer.
+# A host array that would be copied in more calls, or narrower rows, goes over a buffer;
+# unless the calls are batches of pieces that are not shorter than the last of these.
 _MAX_CALLS = 16
 _MIN_ROW_NBYTES = 64
+_MIN_PIECE_NBYTES = 4096
 
 # Older versions of the interface do not say enough.
 _MIN_VERSION = 2
@@ -210,12 +213,23 @@ def _submit(
     )
 
 
-def _is_cut_up(dst: _Side, src: _Side) -> bool:
+def _is_captured(dst: _Side, src: _Side, stream: _core.Stream) -> bool:
+    return _core._copy_ways(dst.owner, src.owner, src.address, stream)[0]
+
+
+def _goes_over_host(dst: _Side, src: _Side, stream: _core.Stream) -> bool:
     """Whether a copy becomes pieces so small that a buffer is faster."""
     n_calls, n_rows, width = _core._copy_plan(
         dst.dtype.itemsize, dst.shape, dst.strides, src.strides
     )
-    return n_calls > _MAX_CALLS or (n_rows > 1 and width < _MIN_ROW_NBYTES)
+    is_narrow = n_rows > 1 and width < _MIN_ROW_NBYTES
+    if n_calls <= _MAX_CALLS and not is_narrow:
+        return False
+    host = dst if src.array is None else src
+    captured, batches = _core._copy_ways(dst.owner, src.owner, host.address, stream)
+    if captured:  # a graph copies what the arrays hold when it runs, not what they held
+        return False
+    return n_rows > 1 or not batches or width < _MIN_PIECE_NBYTES
 
 
 def _buffer_like(side: _Side) -> NDArray[Any]:
@@ -272,8 +286,10 @@ def _start(dst: _Side, src: _Side, stream: _core.Stream) -> _core.Pending:
     if dst.overlaps(src):
         if (dst.address, dst.strides) == (src.address, src.strides):
             return _core._copy_done(dst.owner, src.owner)
-        return (_over_host if has_host else _over_device)(dst, src, stream)
-    if has_host and _is_cut_up(dst, src):
+        if has_host and not _is_captured(dst, src, stream):
+            return _over_host(dst, src, stream)
+        return _over_device(dst, src, stream)
+    if has_host and _goes_over_host(dst, src, stream):
         return _over_host(dst, src, stream)
     return _submit(dst, src, stream)
 
@@ -335,11 +351,11 @@ def copyto(
     Notes
     -----
     The use of pinned and managed memory is noted, as by :func:`record_use`. A copy is
-    as few calls of the driver as the strides allow. A host array that would fall into
-    many small pieces goes over a contiguous buffer, and so do arrays that overlap; a
-    copy to the host over a buffer is waited for in any case. With pageable host memory
-    the driver may wait in the call: only page-locked memory is copied while the program
-    goes on.
+    as few calls of the driver as the strides allow, with many pieces in one call where
+    the stream takes batches. A host array that would fall into many small pieces goes
+    over a contiguous buffer, and so do arrays that overlap; a copy to the host over a
+    buffer is waited for in any case. With pageable host memory the driver may wait in
+    the call: only page-locked memory is copied while the program goes on.
 
     Examples
     --------

@@ -1,6 +1,6 @@
 /*
  * Copies between strided arrays, of which at least one is the driver's: as few calls of the
- * driver as the strides allow, on a stream, and an event behind them.
+ * driver as the strides and the stream allow, and an event behind them.
  */
 #ifndef NRM_CORE_TRANSFER_H
 #define NRM_CORE_TRANSFER_H
@@ -33,33 +33,44 @@ struct nrm__transfer {
     ptrdiff_t src_strides[NRM__TRANSFER_MAX_DIMS];
 };
 
-/* How a transfer is cut: `n_calls` calls, each of `n_rows` rows of `width` bytes. */
+/* How a transfer is cut: into `n_calls` boxes of `n_planes` planes of `n_rows` rows of
+   `width` bytes. */
 struct nrm__transfer_plan {
     size_t n_calls; /* 0: there is nothing to copy */
+    size_t n_planes;
     size_t n_rows;
     size_t width;
     ptrdiff_t dst_pitch, src_pitch; /* bytes from row to row */
+    size_t dst_height, src_height;  /* rows from plane to plane */
+    bool has_order;                 /* the destination may overlap itself */
 };
 
 /* Brings the axes into the order in which they lie in memory, and merges those that are one:
-   the same elements go to the same places. What is left besides rows stays in the axes. */
+   the same elements go to the same places. What is left besides the box stays in the
+   axes. */
 void nrm__transfer_plan(struct nrm__transfer *transfer, struct nrm__transfer_plan *out);
 
 /*
- * Submits the copy to the stream of a handle, in its context; 0, 1 and 2 mean streams of the
- * current context, else of that which a request would choose. Pageable memory may make it
- * wait. *out_event lies behind it, for the caller to drop (nrm__transfer_drop); NULL with
- * *out_captured: the stream is being captured. Detached, no lock held. When it fails part of
- * it may have been submitted, and was waited for.
+ * Submits the copy to the stream of a handle, in its context. 0, 1 and 2 mean streams of the
+ * primary context of `device`, whichever is current; with -1 those of the current context,
+ * else of that which a request would choose. Pageable memory may make it wait. *out_event
+ * lies behind it, for the caller to drop (nrm__transfer_drop); NULL with *out_captured: the
+ * stream is being captured. Detached, no lock held. When it fails part of it may have been
+ * submitted, and was waited for.
  */
-nrm_status nrm__transfer_submit(const struct nrm__transfer *transfer, uintptr_t handle,
-                                nrm_CUevent *out_event, bool *out_captured);
+nrm_status nrm__transfer_submit(int device, const struct nrm__transfer *transfer,
+                                uintptr_t handle, nrm_CUevent *out_event,
+                                bool *out_captured);
 
-/* The same, where 0, 1 and 2 mean streams of the primary context of `device`, whichever is
-   current (-1: as above). */
-nrm_status nrm__transfer_submit_on(int device, const struct nrm__transfer *transfer,
-                                   uintptr_t handle, nrm_CUevent *out_event,
-                                   bool *out_captured);
+/* How a stream would take many pieces of host memory. */
+struct nrm__transfer_ways {
+    bool is_captured;   /* as nodes of a graph, which reads and writes them later */
+    bool takes_batches; /* many at a time, when it gets there: they are page-locked */
+};
+
+/* The same for handles and devices as in nrm__transfer_submit. Detached. */
+nrm_status nrm__transfer_ways_of(int device, uintptr_t handle, const void *host,
+                                 struct nrm__transfer_ways *out);
 
 /* Work that is submitted to `handle` from now on comes behind what `producer` has been given.
    Detached. */

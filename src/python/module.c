@@ -5,6 +5,7 @@
 #include "python/numpy_api.h"
 
 #include "builtin.h"
+#include "python/array_copy.h"
 #include "python/array_info.h"
 #include "python/byte_copy.h"
 #include "python/c_api.h"
@@ -96,7 +97,7 @@ add_functions(PyObject *module)
         registry_methods,       options_methods,
         array_info_methods,     cuda_query_methods,
         system_info_methods,    stream_functions,
-        uses_functions,         pending_functions,
+        uses_functions,         array_copy_functions,
         byte_copy_functions,    device_buffer_functions,
         device_array_functions,
     };

@@ -14,13 +14,10 @@
 #include "base/lock.h"
 #include "core/hooks.h"
 #include "core/transfer.h"
-#include "nrm/options.h"
 #include "nrm/resource.h"
 #include "nrm/uses.h"
 #include "os/fork.h"
-#include "python/device_array.h"
 #include "python/errors.h"
-#include "python/stream.h"
 
 enum {
     N_KEPT = 3
@@ -300,7 +297,7 @@ pending_init(PyObject *module)
                                        : PyModule_AddType(module, state->pending_type);
 }
 
-/* A Pending that is done, for now. */
+/* It is done, for now. */
 static struct pending_object *
 make(struct module_state *state, PyObject *dst, PyObject *src, PyObject *between)
 {
@@ -315,44 +312,13 @@ make(struct module_state *state, PyObject *dst, PyObject *src, PyObject *between
     return self;
 }
 
-/* ---- the transfer of arguments ---- */
-
-static int
-read_axes(struct nrm__transfer *transfer, PyObject *shape, PyObject *dst_strides,
-          PyObject *src_strides)
+PyObject *
+pending_make(struct module_state *state, PyObject *dst, PyObject *src)
 {
-    Py_ssize_t n = PyTuple_GET_SIZE(shape);
-    if (n > NRM__TRANSFER_MAX_DIMS || PyTuple_GET_SIZE(dst_strides) != n ||
-        PyTuple_GET_SIZE(src_strides) != n) {
-        PyErr_SetString(PyExc_ValueError, "shape and strides do not fit together");
-        return -1;
-    }
-    for (Py_ssize_t i = 0; i < n; i++) {
-        transfer->shape[i] = PyLong_AsSize_t(PyTuple_GET_ITEM(shape, i));
-        transfer->dst_strides[i] = PyLong_AsSsize_t(PyTuple_GET_ITEM(dst_strides, i));
-        transfer->src_strides[i] = PyLong_AsSsize_t(PyTuple_GET_ITEM(src_strides, i));
-    }
-    transfer->n_dims = (int)n;
-    return PyErr_Occurred() ? -1 : 0;
+    return (PyObject *)make(state, dst, src, Py_None);
 }
 
-static PyObject *
-copy_plan(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    struct nrm__transfer transfer = {.direction = NRM__WITHIN};
-    struct nrm__transfer_plan plan;
-    PyObject *shape, *dst_strides, *src_strides;
-    Py_ssize_t itemsize;
-    if (!PyArg_ParseTuple(args, "nO!O!O!:_copy_plan", &itemsize, &PyTuple_Type, &shape,
-                          &PyTuple_Type, &dst_strides, &PyTuple_Type, &src_strides) ||
-        read_axes(&transfer, shape, dst_strides, src_strides) < 0) {
-        return NULL;
-    }
-    transfer.itemsize = (size_t)itemsize;
-    nrm__transfer_plan(&transfer, &plan);
-    return Py_BuildValue("nnn", (Py_ssize_t)plan.n_calls, (Py_ssize_t)plan.n_rows,
-                         (Py_ssize_t)plan.width);
-}
+/* ---- submitting ---- */
 
 /* Notes the use of an end that is pinned or managed memory of ours. */
 static nrm_status
@@ -373,7 +339,7 @@ submit(const struct nrm__transfer *transfer, int device, nrm_stream *stream,
 {
     nrm_CUevent event = NULL;
     void *token = nrm__detach();
-    nrm_status status = nrm__transfer_submit_on(
+    nrm_status status = nrm__transfer_submit(
         device, transfer, nrm_stream_handle(stream), &event, &pending->is_captured);
     nrm__attach(token);
     if (status != NRM_OK) {
@@ -410,147 +376,3 @@ pending_submit(struct module_state *state, const struct nrm__transfer *transfer,
     }
     return (PyObject *)pending;
 }
-
-/* Whose default streams are meant: that of an end of ours, else of the current context. */
-static int
-device_of(struct module_state *state, PyObject *dst, PyObject *src)
-{
-    struct device_memory *memory = device_memory_of(state, dst);
-    if (memory == NULL) {
-        memory = device_memory_of(state, src);
-    }
-    return memory != NULL ? memory->device : NRM_DEVICE_NONE;
-}
-
-static PyObject *
-copy_submit(PyObject *module, PyObject *args)
-{
-    struct module_state *state = module_state(module);
-    struct nrm__transfer transfer = {NULL};
-    PyObject *dst, *src, *between, *shape, *dst_strides, *src_strides, *stream_object;
-    unsigned long long dst_address, src_address;
-    int direction;
-    Py_ssize_t itemsize;
-    if (!PyArg_ParseTuple(args, "OOOKKinO!O!O!O:_copy_submit", &dst, &src, &between,
-                          &dst_address, &src_address, &direction, &itemsize,
-                          &PyTuple_Type, &shape, &PyTuple_Type, &dst_strides,
-                          &PyTuple_Type, &src_strides, &stream_object) ||
-        read_axes(&transfer, shape, dst_strides, src_strides) < 0) {
-        return NULL;
-    }
-    transfer.dst = (char *)(uintptr_t)dst_address;
-    transfer.src = (const char *)(uintptr_t)src_address;
-    transfer.direction = (enum nrm__direction)direction;
-    transfer.itemsize = (size_t)itemsize;
-    nrm_stream *stream = stream_get(state, stream_object);
-    if (stream == NULL) {
-        return NULL;
-    }
-    PyObject *pending = pending_submit(state, &transfer, device_of(state, dst, src),
-                                       stream, dst, src, between);
-    nrm_stream_release(stream);
-    return pending;
-}
-
-static PyObject *
-copy_done(PyObject *module, PyObject *args)
-{
-    PyObject *dst, *src;
-    return PyArg_ParseTuple(args, "OO:_copy_done", &dst, &src)
-               ? (PyObject *)make(module_state(module), dst, src, Py_None)
-               : NULL;
-}
-
-/* `producer` is an object of ours, or the handle of a stream. */
-static nrm_status
-wait_for(struct module_state *state, nrm_stream *stream, PyObject *producer)
-{
-    struct device_memory *memory = device_memory_of(state, producer);
-    nrm_status status;
-    if (memory == NULL) {
-        size_t handle = PyLong_AsSize_t(producer);
-        void *token = nrm__detach();
-        status = nrm__transfer_wait_for(nrm_stream_handle(stream), handle);
-        nrm__attach(token);
-        return status;
-    }
-    nrm_stream *own = memory->stream;
-    nrm_stream_retain(own);
-    void *token = nrm__detach();
-    status = nrm__transfer_join(memory->device, stream, memory->device, own);
-    nrm__attach(token);
-    nrm_stream_release(own);
-    return status;
-}
-
-static PyObject *
-copy_wait_for(PyObject *module, PyObject *args)
-{
-    struct module_state *state = module_state(module);
-    PyObject *stream_object, *producer;
-    if (!PyArg_ParseTuple(args, "OO:_copy_wait_for", &stream_object, &producer)) {
-        return NULL;
-    }
-    nrm_stream *stream = stream_get(state, stream_object);
-    if (stream == NULL) {
-        return NULL;
-    }
-    nrm_status status = wait_for(state, stream, producer);
-    nrm_stream_release(stream);
-    if (PyErr_Occurred()) {
-        return NULL; /* it was neither */
-    }
-    return status == NRM_OK ? Py_NewRef(Py_None) : errors_raise(state, status);
-}
-
-/* An address alone says no size: in a block of ours the copy must not leave that. */
-static PyObject *
-copy_fits(PyObject *module, PyObject *args)
-{
-    const char *name;
-    unsigned long long address;
-    Py_ssize_t nbytes;
-    nrm_block_info block;
-    char wanted[32], had[32];
-    if (!PyArg_ParseTuple(args, "sKn:_copy_fits", &name, &address, &nbytes)) {
-        return NULL;
-    }
-    if (nrm_block_find((const void *)(uintptr_t)address, &block) != NRM_OK) {
-        Py_RETURN_NONE;
-    }
-    nrm_resource_release(block.resource);
-    size_t left = block.nbytes - (size_t)(address - (uintptr_t)block.ptr);
-    if ((size_t)nbytes <= left) {
-        Py_RETURN_NONE;
-    }
-    nrm_format_nbytes((size_t)nbytes, wanted, sizeof wanted);
-    nrm_format_nbytes(left, had, sizeof had);
-    return errors_raise(module_state(module),
-                        nrm__error(NRM_INVALID_VALUE,
-                                   "%s: %s do not fit at 0x%llx, where the block ends "
-                                   "after %s",
-                                   name, wanted, address, had));
-}
-
-PyMethodDef pending_functions[] = {
-    {"_copy_submit", copy_submit, METH_VARARGS,
-     PyDoc_STR("_copy_submit($module, dst, src, between, dst_address, src_address,\n"
-               "             direction, itemsize, shape, dst_strides, src_strides,\n"
-               "             stream, /)\n--\n\n"
-               "Submit a copy between strided memory; a Pending. Directions: 0 to the\n"
-               "device, 1 to the host, 2 neither. Sizes and strides are in bytes.")},
-    {"_copy_plan", copy_plan, METH_VARARGS,
-     PyDoc_STR(
-         "_copy_plan($module, itemsize, shape, dst_strides, src_strides, /)\n--\n\n"
-         "(calls, rows of a call, bytes of a row) that a copy becomes.")},
-    {"_copy_fits", copy_fits, METH_VARARGS,
-     PyDoc_STR("_copy_fits($module, name, address, nbytes, /)\n--\n\n"
-               "Raise ValueError when the bytes go beyond a block of ours.")},
-    {"_copy_done", copy_done, METH_VARARGS,
-     PyDoc_STR("_copy_done($module, dst, src, /)\n--\n\nA Pending that is done.")},
-    {"_copy_wait_for", copy_wait_for, METH_VARARGS,
-     PyDoc_STR("_copy_wait_for($module, stream, producer, /)\n--\n\n"
-               "Make the stream wait for what another one has been given: that of a\n"
-               "handle, or of a DeviceBuffer or DeviceArray.")},
-    {NULL, NULL, 0, NULL},
-};

@@ -26,7 +26,7 @@ int pending_finish(PyObject *pending);
 /* Whether it is neither done nor captured nor failed. Does not wait. */
 bool pending_is_running(PyObject *pending);
 
-/* _copy_submit(), _copy_plan(), _copy_wait_for() and _copy_done(), of numpy_rmm/_copy.py. */
-extern PyMethodDef pending_functions[];
+/* One that is done: of a copy that has been made. A new reference, or NULL with an error. */
+PyObject *pending_make(struct module_state *state, PyObject *dst, PyObject *src);
 
 #endif
