@@ -6,6 +6,11 @@ copy is an asynchronous one on the same stream, timed by the CPU until the strea
 done; the ways take turns. The first GiB is measured in a fresh process each time, with
 CUDA initialised before, on all cores and on one.
 
+Copies in many pieces are those of ``copyto``, which chooses among three ways: one call
+for all (a box, or a batch), one call each, and a pass of NumPy over a buffer. Beside
+what it chooses stand the ways that it can be made to take, and CuPy, where it is
+installed: a temporary array there, and a kernel within the GPU.
+
     python benchmarks/copies.py [--json PATH] [--simulator]
 
 The simulated driver is good for trying this script, not for its figures.
@@ -17,6 +22,7 @@ import ctypes
 import os
 import statistics
 import sys
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -154,6 +160,127 @@ def first_pinned() -> Report:
     return report
 
 
+# ---- many pieces ---------------------------------------------------------------------
+
+COPYTO, AT_ONCE, ONE_BY_ONE, BUFFER = "copyto", "at once", "one by one", "buffer"
+CUPY = "CuPy"
+PIECE_WAYS = (COPYTO, AT_ONCE, ONE_BY_ONE, BUFFER, CUPY)
+N_PIECES = 256
+PIECE_SIZES = [64, 512, 4 * KIB, 32 * KIB]
+PIECE_ROUNDS = 15
+LEGACY = 1  # the stream that takes no batches
+
+
+class DeviceView:
+    """Memory of the GPU, laid out as a view of an array."""
+
+    def __init__(self, machine: Machine, view: Any) -> None:
+        base = view if view.base is None else view.base
+        self.view = view
+        self.address = machine.driver.allocate(base.nbytes)
+        offset = view.ctypes.data - base.ctypes.data
+        self.__cuda_array_interface__ = {
+            "version": 3,
+            "shape": view.shape,
+            "typestr": view.dtype.str,
+            "data": (self.address + offset, False),
+            "strides": view.strides,
+        }
+
+
+def cupy_copy(dst: Any, src: Any) -> Callable[[], object] | None:
+    """The same copy by CuPy, waited for; None: it is not there."""
+    if os.environ.get("NUMPY_RMM_CUDA_LIBRARY") == "simulator":
+        return None
+    try:
+        import cupy
+    except ImportError:
+        return None
+
+    def copy() -> None:
+        if isinstance(dst, DeviceView):
+            target = cupy.asarray(dst)
+            target[...] = cupy.asarray(src)
+        else:
+            dst[...] = cupy.asnumpy(cupy.asarray(src))
+        cupy.cuda.get_current_stream().synchronize()
+
+    return copy
+
+
+def piece_times(machine: Machine, dst: Any, src: Any) -> dict[str, float]:
+    """Seconds of each way that there is."""
+    import numpy_rmm
+    from numpy_rmm import _copy
+
+    own, legacy = numpy_rmm.Stream(machine.stream), numpy_rmm.Stream(LEGACY)
+    sides = _copy._read("dst", dst, src), _copy._read("src", src, dst)
+    ways: dict[str, Callable[[], object]] = {
+        COPYTO: lambda: numpy_rmm.copyto(dst, src, stream=own),
+        AT_ONCE: lambda: _copy._submit(*sides, own).wait(),
+        ONE_BY_ONE: lambda: _copy._submit(*sides, legacy).wait(),
+    }
+    if sides[0].array is not None or sides[1].array is not None:
+        ways[BUFFER] = lambda: _copy._over_host(*sides, own).wait()
+    if (peer := cupy_copy(dst, src)) is not None:
+        ways[CUPY] = peer
+    for way in ways.values():
+        way()
+    timed = {name: partial(seconds_of, way) for name, way in ways.items()}
+    return medians(interleaved(timed, PIECE_ROUNDS))
+
+
+def host_array(shape: tuple[int, ...], pinned: bool = True) -> Any:
+    import numpy as np
+
+    import numpy_rmm
+
+    if pinned:
+        return numpy_rmm.zeros_pinned(shape, np.uint8)
+    with numpy_rmm.use_handler("host"):
+        return np.ones(shape, np.uint8)
+
+
+def piece_cases(machine: Machine) -> Iterator[tuple[str, Any, Any]]:
+    """(name, destination, source) of each: rows in reverse, and boxes."""
+    for nbytes in PIECE_SIZES:
+        shape, pieces = (N_PIECES, nbytes), f"{N_PIECES} x {size(nbytes)}"
+        device = DeviceView(machine, host_array(shape))
+        for pinned in (True, False):
+            kind = "page-locked" if pinned else "ordinary"
+            reversed_rows = host_array(shape, pinned)[::-1]
+            yield f"{pieces}, {kind} to GPU", device, reversed_rows
+            yield f"{pieces}, GPU to {kind}", reversed_rows, device
+        yield (
+            f"{pieces}, within the GPU",
+            device,
+            DeviceView(machine, host_array(shape)[::-1]),
+        )
+    box = host_array((64, 80, 2 * KIB))[:, 8:72, : 1 * KIB]
+    device = DeviceView(machine, host_array((64, 64, 1 * KIB)))
+    yield "64 planes of 64 x 1 KiB to GPU", device, box
+    yield "GPU to 64 planes of 64 x 1 KiB", box, device
+    # No whole number of rows from plane to plane: there one call copies one plane.
+    odd = host_array((64, 80 * 2 * KIB + 16))[:, : 80 * 2 * KIB]
+    planes = odd.reshape(64, 80, 2 * KIB)[:, 8:72, : 1 * KIB]
+    yield "the same, a call a plane, to GPU", device, planes
+    yield "the same, a call a plane, to host", planes, device
+
+
+def pieces(machine: Machine) -> Report:
+    columns = ["pieces", *(f"{way} us" for way in PIECE_WAYS)]
+    report = Report("Copies in many pieces", columns)
+    for name, dst, src in piece_cases(machine):
+        times = piece_times(machine, dst, src)
+        found = [times.get(way) for way in PIECE_WAYS]
+        report.rows.append([name, *(t if t is None else t * 1e6 for t in found)])
+    report.notes.append(
+        f"{ONE_BY_ONE}: on the legacy stream, which takes no batches; boxes are one "
+        "call there, too"
+    )
+    return report
+
+
 def run() -> list[Report]:
     try:
         machine = Machine()
@@ -163,6 +290,7 @@ def run() -> list[Report]:
         copies(machine, to_device=True),
         copies(machine, to_device=False),
         first_pinned(),
+        pieces(machine),
     ]
     if os.environ.get("NUMPY_RMM_CUDA_LIBRARY") == "simulator":
         for report in reports:
