@@ -80,7 +80,8 @@ submit(const struct nrm__cuda_scope *scope, const struct nrm__transfer *t,
 }
 
 /* In the context of the stream, which is current. What was submitted before a failure is
-   waited for: nothing else knows of it. */
+   waited for: nothing else knows of it. While it is captured nothing runs, and a wait would
+   end the capture. */
 static nrm_status
 submit_here(const struct nrm__cuda_scope *scope, const struct nrm__transfer *t,
             uintptr_t handle, nrm_CUevent *out_event, bool *out_captured)
@@ -98,8 +99,9 @@ submit_here(const struct nrm__cuda_scope *scope, const struct nrm__transfer *t,
         return NRM_OK;
     }
     nrm_error error = *nrm_last_error();
-    (void)scope->driver->cuStreamSynchronize((nrm_CUstream)handle); /* the first error
-                                                                       is told */
+    if (!is_captured) { /* the first error is told */
+        (void)scope->driver->cuStreamSynchronize((nrm_CUstream)handle);
+    }
     return nrm__error_native(error.status, error.native_code, error.native_name, "%s",
                              error.message);
 }

@@ -386,6 +386,20 @@ TEST_EACH(memory_that_is_nobodys_is_not_touched, nobodys)
     end();
 }
 
+TEST(a_failure_does_not_end_a_capture)
+{
+    begin();
+    nrm_stream *stream = new_stream();
+    nrm_CUgraph graph = NULL;
+    struct nrm__transfer transfer = reversed(NRM__TO_DEVICE, host, 0x1000, 10);
+    CHECK_EQ(cuda.cuStreamBeginCapture(handle_of(stream), 2), NRM_CUDA_SUCCESS);
+    CHECK_STATUS(submit(&transfer, nrm_stream_handle(stream)), NRM_CUDA_ERROR);
+    CHECK_EQ(cuda.cuStreamEndCapture(handle_of(stream), &graph), NRM_CUDA_SUCCESS);
+    CHECK_EQ(cuda.cuGraphDestroy(graph), NRM_CUDA_SUCCESS);
+    nrm_stream_release(stream);
+    end();
+}
+
 /* ---- what a stream takes ---- */
 
 TEST(ways)
