@@ -352,10 +352,11 @@ def copyto(
     -----
     The use of pinned and managed memory is noted, as by :func:`record_use`. A copy is
     as few calls of the driver as the strides allow, with many pieces in one call where
-    the stream takes batches. A host array that would fall into many small pieces goes
-    over a contiguous buffer, and so do arrays that overlap; a copy to the host over a
-    buffer is waited for in any case. With pageable host memory the driver may wait in
-    the call: only page-locked memory is copied while the program goes on.
+    the stream takes batches, which the legacy default one does not. A host array that
+    would fall into many small pieces goes over a contiguous buffer, and so do arrays
+    that overlap; a copy to the host over a buffer is waited for in any case. With
+    pageable host memory the driver may wait in the call: only page-locked memory is
+    copied while the program goes on.
 
     Examples
     --------

@@ -65,8 +65,8 @@ TEST_EACH(a_handle_means_a_stream_of_the_memorys_device, specials)
     CHECK_EQ(cuda.cuCtxGetCurrent(&current), NRM_CUDA_SUCCESS);
     CHECK_EQ(sim.hold_stream((nrm_CUstream)row->handle), 0);
     struct nrm__transfer transfer = transfer_to(far, host);
-    CHECK_OK(nrm__transfer_submit(FAR_DEVICE, &transfer, row->handle, &event,
-                                     &is_captured));
+    CHECK_OK(
+        nrm__transfer_submit(FAR_DEVICE, &transfer, row->handle, &event, &is_captured));
     CHECK_OK(nrm__transfer_query(event, true));
     nrm__transfer_drop(event);
     CHECK(!is_captured);
