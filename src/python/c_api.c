@@ -4,9 +4,9 @@
 #include "nrm/import.h"
 #include "python/memory_resource.h"
 
-/* A caller in C has no module at hand; there is one interpreter. */
-static struct module_state *
-imported_state(void)
+/* There is one interpreter. */
+struct module_state *
+c_api_state(void)
 {
     PyObject *module = PyImport_ImportModule("numpy_rmm._core");
     if (module == NULL) {
@@ -20,14 +20,14 @@ imported_state(void)
 static nrm_resource *
 resource_from_object(PyObject *object)
 {
-    struct module_state *state = imported_state();
+    struct module_state *state = c_api_state();
     return state == NULL ? NULL : memory_resource_get(state, object, "the argument");
 }
 
 static PyObject *
 resource_to_object(nrm_resource *mr)
 {
-    struct module_state *state = imported_state();
+    struct module_state *state = c_api_state();
     return state == NULL ? NULL : memory_resource_wrap(state, mr);
 }
 

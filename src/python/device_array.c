@@ -10,6 +10,7 @@
 
 #include "python/device_array.h"
 
+#include "python/dlpack_array.h"
 #include "python/errors.h"
 #include "python/signature.h"
 
@@ -126,6 +127,47 @@ device_array_make(struct module_state *state, PyTypeObject *type, PyObject *shap
 }
 
 PyObject *
+device_array_over(struct module_state *state, PyObject *view, PyObject *base)
+{
+    return make(state->device_array_type, view, base);
+}
+
+PyObject *
+device_array_of_bytes(struct module_state *state, PyObject *buffer)
+{
+    npy_intp nbytes = (npy_intp)device_buffer_from(buffer)->nbytes;
+    PyArray_Dims shape = {&nbytes, 1};
+    PyArray_Descr *dtype = PyArray_DescrFromType(NPY_UINT8);
+    char *ptr = device_buffer_from(buffer)->memory.ptr;
+    return device_array_over(state, make_view(ptr, &shape, dtype, false),
+                             Py_NewRef(buffer));
+}
+
+/* Of two threads that make them at once the first one's stay. */
+int64_t *
+device_array_item_strides(struct device_array *self)
+{
+    PyArrayObject *view = (PyArrayObject *)self->view;
+    int64_t *strides = atomic_load(&self->item_strides);
+    if (strides != NULL) {
+        return strides;
+    }
+    int64_t *made = PyMem_RawCalloc((size_t)PyArray_NDIM(view) + 1, sizeof *made);
+    if (made == NULL) {
+        return (int64_t *)PyErr_NoMemory();
+    }
+    if (dlpack_strides_of(view, made) < 0) {
+        PyMem_RawFree(made);
+        return NULL;
+    }
+    if (atomic_compare_exchange_strong(&self->item_strides, &strides, made)) {
+        return made;
+    }
+    PyMem_RawFree(made);
+    return strides;
+}
+
+PyObject *
 device_array_of_view(struct module_state *state, struct device_array *self,
                      PyObject *view)
 {
@@ -182,6 +224,7 @@ array_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(object));
     Py_VISIT(self->base);
     Py_VISIT(self->interface);
+    Py_VISIT(atomic_load(&self->numba_type));
     return 0;
 }
 
@@ -201,6 +244,8 @@ array_dealloc(PyObject *object)
     if (self->weakrefs != NULL) {
         PyObject_ClearWeakRefs(object);
     }
+    Py_XDECREF(atomic_load(&self->numba_type));
+    PyMem_RawFree(atomic_load(&self->item_strides));
     Py_XDECREF(self->view);
     Py_XDECREF(self->interface);
     if (self->base != NULL) {

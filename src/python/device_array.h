@@ -5,6 +5,7 @@
 #include <Python.h>
 
 #include "python/device_buffer.h"
+#include "python/dlpack.h"
 #include "python/state.h"
 
 struct device_array {
@@ -14,6 +15,8 @@ struct device_array {
     PyObject *base; /* the DeviceBuffer, of whose exports it is one */
     PyObject
         *interface; /* what __cuda_array_interface__ gives; NULL: made when asked for */
+    _Atomic(PyObject *) numba_type;  /* owned; NULL: not asked for yet */
+    _Atomic(int64_t *) item_strides; /* for DLPack; NULL: made when asked for */
     PyObject *weakrefs;
 };
 
@@ -38,6 +41,19 @@ PyObject *device_array_make(struct module_state *state, PyTypeObject *type,
    NULL). */
 PyObject *device_array_of_view(struct module_state *state, struct device_array *self,
                                PyObject *view);
+
+/* Another view of the memory of a DeviceBuffer (both stolen; `view` may be NULL). */
+PyObject *device_array_over(struct module_state *state, PyObject *view, PyObject *base);
+
+/* The memory of a DeviceBuffer as an array of its bytes. */
+PyObject *device_array_of_bytes(struct module_state *state, PyObject *buffer);
+
+/* Its strides in items, borrowed as long as it lives. NULL with a BufferError: one is no whole
+   number of them. */
+int64_t *device_array_item_strides(struct device_array *self);
+
+/* What DLPack is told of it. -1 with a BufferError. */
+int device_array_describe(PyObject *object, struct dlpack_source *out);
 
 /* The memory of a DeviceBuffer or DeviceArray, borrowed; NULL: it is something else. */
 struct device_memory *device_memory_of(struct module_state *state, PyObject *object);

@@ -8,8 +8,9 @@
 
 #include "python/array_interface.h"
 #include "python/byte_copy.h"
-#include "python/dlpack.h"
+#include "python/dlpack_array.h"
 #include "python/errors.h"
+#include "python/numba_argument.h"
 #include "python/prefetch.h"
 #include "python/signature.h"
 
@@ -39,14 +40,71 @@ address_of(PyObject *object)
 
 /* ---- attributes ---- */
 
-/* `closure` is the name of NumPy's. */
 static PyObject *
-view_attribute(PyObject *object, void *closure)
+tuple_of(const npy_intp *numbers, int n)
 {
-    return PyObject_GetAttrString(device_array_from(object)->view, closure);
+    PyObject *tuple = PyTuple_New(n);
+    for (int i = 0; tuple != NULL && i < n; i++) {
+        PyObject *number = PyLong_FromSsize_t(numbers[i]);
+        if (number == NULL) {
+            Py_CLEAR(tuple);
+            break;
+        }
+        PyTuple_SET_ITEM(tuple, i, number);
+    }
+    return tuple;
 }
 
-/* The same of the buffer. */
+static PyObject *
+shape_get(PyObject *object, void *Py_UNUSED(closure))
+{
+    return tuple_of(PyArray_DIMS(view_of(object)), PyArray_NDIM(view_of(object)));
+}
+
+static PyObject *
+strides_get(PyObject *object, void *Py_UNUSED(closure))
+{
+    return tuple_of(PyArray_STRIDES(view_of(object)), PyArray_NDIM(view_of(object)));
+}
+
+static PyObject *
+dtype_get(PyObject *object, void *Py_UNUSED(closure))
+{
+    return Py_NewRef((PyObject *)PyArray_DESCR(view_of(object)));
+}
+
+static PyObject *
+ndim_get(PyObject *object, void *Py_UNUSED(closure))
+{
+    return PyLong_FromLong(PyArray_NDIM(view_of(object)));
+}
+
+static PyObject *
+size_get(PyObject *object, void *Py_UNUSED(closure))
+{
+    return PyLong_FromSsize_t(PyArray_SIZE(view_of(object)));
+}
+
+static PyObject *
+itemsize_get(PyObject *object, void *Py_UNUSED(closure))
+{
+    return PyLong_FromSsize_t(PyArray_ITEMSIZE(view_of(object)));
+}
+
+static PyObject *
+nbytes_get(PyObject *object, void *Py_UNUSED(closure))
+{
+    return PyLong_FromSsize_t(PyArray_NBYTES(view_of(object)));
+}
+
+/* Numba's name for contiguous memory in one of the two orders: `closure` is a flag. */
+static PyObject *
+is_contiguous_get(PyObject *object, void *closure)
+{
+    return PyBool_FromLong(PyArray_CHKFLAGS(view_of(object), (int)(intptr_t)closure));
+}
+
+/* `closure` is the name of the buffer's. */
 static PyObject *
 base_attribute(PyObject *object, void *closure)
 {
@@ -284,81 +342,31 @@ interface_get(PyObject *object, void *Py_UNUSED(closure))
     return Py_XNewRef(self->interface);
 }
 
-static int
-dlpack_type_of(PyArray_Descr *dtype, struct dlpack_type *out)
+int
+device_array_describe(PyObject *object, struct dlpack_source *out)
 {
-    int code = -1;
-    switch (dtype->kind) {
-    case 'b':
-        code = DLPACK_BOOL;
-        break;
-    case 'i':
-        code = DLPACK_INT;
-        break;
-    case 'u':
-        code = DLPACK_UINT;
-        break;
-    case 'f':
-        code = DLPACK_FLOAT;
-        break;
-    case 'c':
-        code = DLPACK_COMPLEX;
-        break;
-    default:
-        break;
-    }
-    if (code < 0 || PyDataType_ISBYTESWAPPED(dtype)) {
-        PyErr_Format(PyExc_BufferError, "DLPack has no elements of %R", dtype);
-        return -1;
-    }
-    out->code = (uint8_t)code;
-    out->bits = (uint8_t)(8 * PyDataType_ELSIZE(dtype));
-    out->lanes = 1;
-    return 0;
+    *out = (struct dlpack_source){
+        .owner = object,
+        .n_exports = &buffer_of(object)->n_exports,
+        .memory = &buffer_of(object)->memory,
+    };
+    return dlpack_describe(view_of(object), out);
 }
 
-static int
-dlpack_source_of(PyObject *object, struct dlpack_source *out)
+static PyObject *
+copy_for_dlpack(struct module_state *Py_UNUSED(state), PyObject *object)
 {
-    PyArrayObject *view = view_of(object);
-    npy_intp itemsize = PyArray_ITEMSIZE(view);
-    out->owner = object;
-    out->n_exports = &buffer_of(object)->n_exports;
-    out->memory = &buffer_of(object)->memory;
-    out->ptr = address_of(object);
-    out->n_dims = PyArray_NDIM(view);
-    for (int i = 0; i < out->n_dims; i++) {
-        npy_intp stride = PyArray_STRIDE(view, i);
-        if (stride % itemsize != 0) {
-            PyErr_Format(PyExc_BufferError,
-                         "DLPack has no stride of %zd B between elements of %zd B",
-                         (Py_ssize_t)stride, (Py_ssize_t)itemsize);
-            return -1;
-        }
-        out->shape[i] = PyArray_DIM(view, i);
-        out->strides[i] = stride / itemsize;
-    }
-    return dlpack_type_of(PyArray_DESCR(view), &out->type);
+    return copy(object, NULL);
 }
 
 static PyObject *
 dlpack(PyObject *object, PyTypeObject *type, PyObject *const *args, Py_ssize_t n_args,
        PyObject *names)
 {
-    struct module_state *state = PyType_GetModuleState(type);
-    struct dlpack_request request;
-    struct dlpack_source source;
-    if (errors_begin_call() < 0 ||
-        dlpack_read_arguments(args, n_args, names, &request) < 0) {
-        return NULL;
-    }
-    PyObject *copied = request.copies ? copy(object, NULL) : Py_NewRef(object);
-    PyObject *capsule = NULL;
-    if (copied != NULL && dlpack_source_of(copied, &source) == 0) {
-        capsule = dlpack_export(state, &source, &request);
-    }
-    Py_XDECREF(copied);
-    return capsule;
+    static const struct dlpack_exporter exporter = {copy_for_dlpack,
+                                                    device_array_describe};
+    return dlpack_call(PyType_GetModuleState(type), &exporter, object, args, n_args,
+                       names);
 }
 
 static PyObject *
@@ -452,6 +460,18 @@ rebuild_device_array(PyObject *module, PyObject *args)
     return of_host(state, (PyTypeObject *)type, (PyArrayObject *)host, NULL, NULL);
 }
 
+static PyObject *
+bytes_of_buffer(PyObject *module, PyObject *object)
+{
+    struct module_state *state = module_state(module);
+    if (!PyObject_TypeCheck(object, state->device_buffer_type)) {
+        PyErr_Format(PyExc_TypeError, "%.100s is no DeviceBuffer",
+                     Py_TYPE(object)->tp_name);
+        return NULL;
+    }
+    return device_array_of_bytes(state, object);
+}
+
 PyMethodDef device_array_functions[] = {
     {"to_device", (PyCFunction)(void (*)(void))to_device, METH_FASTCALL | METH_KEYWORDS,
      SIGNATURE_DOC(
@@ -467,6 +487,9 @@ PyMethodDef device_array_functions[] = {
     {"_rebuild_device_array", rebuild_device_array, METH_VARARGS,
      PyDoc_STR("_rebuild_device_array($module, type, host, /)\n--\n\n"
                "What a pickled DeviceArray becomes.")},
+    {"_bytes_of_buffer", bytes_of_buffer, METH_O,
+     PyDoc_STR("_bytes_of_buffer($module, buffer, /)\n--\n\n"
+               "The memory of a DeviceBuffer as an array of bytes.")},
     {NULL, NULL, 0, NULL},
 };
 
@@ -518,21 +541,25 @@ PyMethodDef device_array_methods[] = {
     {"__array__", (PyCFunction)(void (*)(void))to_numpy, METH_VARARGS | METH_KEYWORDS,
      PyDoc_STR("__array__($self, dtype=None, *, copy=None)\n--\n\n"
                "Raise TypeError: nothing is copied unasked.")},
+    {"to_device", METHOD(numba_argument),
+     SIGNATURE_DOC("to_device", "$self, ", NUMBA_ARGUMENT_TEXT,
+                   "The array itself: for Numba, which asks it of arguments of "
+                   "kernels.")},
     {"__reduce__", reduce, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 
-#define OF_VIEW(name, text) {name, view_attribute, NULL, PyDoc_STR(text), (void *)name}
+#define OF_VIEW(name, text) {#name, name##_get, NULL, PyDoc_STR(text), NULL}
 #define OF_BASE(name, text) {name, base_attribute, NULL, PyDoc_STR(text), (void *)name}
 
 PyGetSetDef device_array_getset[] = {
-    OF_VIEW("shape", "Lengths of the axes."),
-    OF_VIEW("strides", "Bytes from one element of an axis to the next."),
-    OF_VIEW("dtype", "Of the elements."),
-    OF_VIEW("ndim", "Axes."),
-    OF_VIEW("size", "Elements."),
-    OF_VIEW("itemsize", "Bytes of an element."),
-    OF_VIEW("nbytes", "Bytes of all elements."),
+    OF_VIEW(shape, "Lengths of the axes."),
+    OF_VIEW(strides, "Bytes from one element of an axis to the next."),
+    OF_VIEW(dtype, "Of the elements."),
+    OF_VIEW(ndim, "Axes."),
+    OF_VIEW(size, "Elements."),
+    OF_VIEW(itemsize, "Bytes of an element."),
+    OF_VIEW(nbytes, "Bytes of all elements."),
     OF_BASE("stream", "That of :attr:`base`."),
     OF_BASE("mr", "That of :attr:`base`."),
     {"base", base_get, NULL, PyDoc_STR("The DeviceBuffer that has the memory."), NULL},
@@ -542,5 +569,14 @@ PyGetSetDef device_array_getset[] = {
      NULL},
     {"__cuda_array_interface__", interface_get, NULL,
      PyDoc_STR("Version 3; as that of :class:`DeviceBuffer`."), NULL},
+    {"_numba_type_", numba_type_of_array, NULL,
+     PyDoc_STR("The type of such an array, where Numba is loaded."), NULL},
+    {"_layout", numba_layout, NULL,
+     PyDoc_STR("For Numba: the array, which has what is asked of its layout."), NULL},
+    {"strides_in_bytes", strides_get, NULL, PyDoc_STR("For Numba: the strides."), NULL},
+    {"is_contiguous_c", is_contiguous_get, NULL, PyDoc_STR("For Numba."),
+     (void *)(intptr_t)NPY_ARRAY_C_CONTIGUOUS},
+    {"is_contiguous_f", is_contiguous_get, NULL, PyDoc_STR("For Numba."),
+     (void *)(intptr_t)NPY_ARRAY_F_CONTIGUOUS},
     {NULL, NULL, NULL, NULL, NULL},
 };

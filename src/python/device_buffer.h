@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 
 #include "python/device_memory.h"
+#include "python/dlpack.h"
 #include "python/state.h"
 
 struct device_buffer {
@@ -50,6 +51,9 @@ PyObject *device_buffer_of_host(struct module_state *state, PyTypeObject *type,
 /* A new NumPy array of unsigned bytes with what it has. */
 PyObject *device_buffer_to_array(struct module_state *state, struct device_buffer *self,
                                  PyObject *stream);
+
+/* What DLPack is told of it: 0. */
+int device_buffer_describe(PyObject *object, struct dlpack_source *out);
 
 /* Its memory, or its size, is another one now. */
 void device_buffer_changed(struct device_buffer *self);

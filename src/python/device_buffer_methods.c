@@ -8,6 +8,7 @@
 #include "python/byte_copy.h"
 #include "python/dlpack.h"
 #include "python/errors.h"
+#include "python/numba_argument.h"
 #include "python/prefetch.h"
 #include "python/signature.h"
 #include "python/stream.h"
@@ -86,11 +87,11 @@ interface_get(PyObject *object, void *Py_UNUSED(closure))
     return Py_XNewRef(self->interface);
 }
 
-static struct dlpack_source
-dlpack_source_of(PyObject *object)
+int
+device_buffer_describe(PyObject *object, struct dlpack_source *out)
 {
     struct device_buffer *self = device_buffer_from(object);
-    return (struct dlpack_source){
+    *out = (struct dlpack_source){
         .owner = object,
         .n_exports = &self->n_exports,
         .memory = &self->memory,
@@ -100,10 +101,11 @@ dlpack_source_of(PyObject *object)
         .shape = {(int64_t)self->nbytes},
         .strides = {1},
     };
+    return 0;
 }
 
 static PyObject *
-dlpack_copy(struct module_state *state, PyObject *object)
+copy_for_dlpack(struct module_state *state, PyObject *object)
 {
     return device_buffer_copy(state, device_buffer_from(object));
 }
@@ -112,20 +114,10 @@ static PyObject *
 dlpack(PyObject *object, PyTypeObject *type, PyObject *const *args, Py_ssize_t n_args,
        PyObject *names)
 {
-    struct module_state *state = PyType_GetModuleState(type);
-    struct dlpack_request request;
-    if (errors_begin_call() < 0 ||
-        dlpack_read_arguments(args, n_args, names, &request) < 0) {
-        return NULL;
-    }
-    PyObject *copied = request.copies ? dlpack_copy(state, object) : Py_NewRef(object);
-    if (copied == NULL) {
-        return NULL;
-    }
-    struct dlpack_source source = dlpack_source_of(copied);
-    PyObject *capsule = dlpack_export(state, &source, &request);
-    Py_DECREF(copied);
-    return capsule;
+    static const struct dlpack_exporter exporter = {copy_for_dlpack,
+                                                    device_buffer_describe};
+    return dlpack_call(PyType_GetModuleState(type), &exporter, object, args, n_args,
+                       names);
 }
 
 static PyObject *
@@ -394,5 +386,7 @@ PyGetSetDef device_buffer_getset[] = {
      PyDoc_STR("Version 3, of unsigned bytes. One dict is made and handed out: do not\n"
                "change it. ``stream`` is None unless a copy of ours runs."),
      NULL},
+    {"_numba_type_", numba_type_of_buffer, NULL,
+     PyDoc_STR("The type of an array of bytes, where Numba is loaded."), NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

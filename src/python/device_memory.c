@@ -7,6 +7,7 @@
  */
 #include "python/device_memory.h"
 
+#include "base/error.h"
 #include "core/hooks.h"
 #include "core/stream.h"
 #include "core/transfer.h"
@@ -123,6 +124,23 @@ device_memory_set_stream(struct module_state *state, struct device_memory *self,
     PyObject *kept = object_to_keep(state, object);
     Py_XSETREF(self->stream_object, kept);
     return 0;
+}
+
+nrm_status
+device_memory_let_wait(const struct device_memory *self, uintptr_t handle)
+{
+    nrm_stream *consumer;
+    if (self->ptr == NULL) {
+        return NRM_OK;
+    }
+    NRM_TRY(nrm_stream_wrap(handle != 0 ? handle : NRM_STREAM_HANDLE_LEGACY, NULL, NULL,
+                            &consumer));
+    void *token = nrm__detach();
+    nrm_status status =
+        nrm__transfer_join(self->device, consumer, self->device, self->stream);
+    nrm__attach(token);
+    nrm_stream_release(consumer);
+    return status;
 }
 
 /* A callback resource runs Python code here: what that raises has nowhere to go. */

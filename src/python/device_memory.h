@@ -42,6 +42,10 @@ int device_memory_allocate(struct module_state *state, struct device_memory *sel
 int device_memory_set_stream(struct module_state *state, struct device_memory *self,
                              nrm_stream *stream, PyObject *object);
 
+/* Work that the stream of a handle is given from now on comes behind what the memory's has
+   been given; 0 is the legacy one. */
+nrm_status device_memory_let_wait(const struct device_memory *self, uintptr_t handle);
+
 /* Gives everything back; no error is raised, none that is set is lost. All zero again. */
 void device_memory_finish(struct device_memory *self);
 

@@ -115,6 +115,14 @@ value_set(PyObject *object, PyObject *value, void *Py_UNUSED(closure))
     return result;
 }
 
+/* numba-cuda-mlir takes what has `value` and `to_device` for a hint about a host's value. */
+static PyObject *
+no_to_device(PyObject *Py_UNUSED(object), void *Py_UNUSED(closure))
+{
+    PyErr_SetString(PyExc_AttributeError, "a DeviceScalar has no to_device");
+    return NULL;
+}
+
 static PyMethodDef scalar_methods[] = {
     {"get", (PyCFunction)(void (*)(void))get,
      METH_METHOD | METH_FASTCALL | METH_KEYWORDS,
@@ -134,6 +142,7 @@ static PyMethodDef scalar_methods[] = {
 static PyGetSetDef scalar_getset[] = {
     {"value", value_get, value_set,
      PyDoc_STR("The element, got and set on the stream of the scalar; waits."), NULL},
+    {"to_device", no_to_device, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -16,46 +16,23 @@
 #include "python/errors.h"
 #include "python/signature.h"
 
-enum { MAJOR_VERSION = 1, MINOR_VERSION = 0 };
-
-enum device_type { ON_HOST = 1, ON_DEVICE = 2, PAGE_LOCKED = 3, MANAGED = 13 };
-
-enum { FLAG_IS_COPIED = 1u << 1 };
-
-struct tensor {
-    void *data;
-    int32_t device_type;
-    int32_t device_id;
-    int32_t n_dims;
-    struct dlpack_type type;
-    int64_t *shape;
-    int64_t *strides;
-    uint64_t byte_offset;
-};
-
-/* With and without a version; both end in what is ours. */
-struct plain {
-    struct tensor tensor;
-    void *context;
-    void (*deleter)(struct plain *self);
-};
-
-struct versioned {
-    uint32_t major, minor;
-    void *context;
-    void (*deleter)(struct versioned *self);
-    uint64_t flags;
-    struct tensor tensor;
+/* What the consumer wants; arguments as DLPACK_TEXT names them. */
+struct request {
+    PyObject *stream; /* borrowed; NULL or None: the legacy one */
+    bool is_versioned;
+    bool has_device;
+    int device_type, device_id;
+    bool copies; /* of a copy, which the caller makes */
 };
 
 struct exported {
     union {
-        struct plain plain;
-        struct versioned versioned;
+        struct dlpack_plain plain;
+        struct dlpack_versioned versioned;
     } as;
-    PyObject *owner; /* owned */
-    atomic_size_t *n_exports;
-    int64_t axes[]; /* shape, then strides */
+    PyObject *owner;          /* owned */
+    atomic_size_t *n_exports; /* may be NULL */
+    int64_t axes[];           /* shape, then strides */
 };
 
 static const char plain_name[] = "dltensor";
@@ -66,7 +43,9 @@ static const char versioned_name[] = "dltensor_versioned";
 static void
 let_go(struct exported *self)
 {
-    atomic_fetch_sub(self->n_exports, 1);
+    if (self->n_exports != NULL) {
+        atomic_fetch_sub(self->n_exports, 1);
+    }
     PyObject *error = compat_take_error();
     Py_DECREF(self->owner);
     compat_restore_error(error);
@@ -89,13 +68,13 @@ delete_exported(struct exported *self)
 }
 
 static void
-delete_plain(struct plain *self)
+delete_plain(struct dlpack_plain *self)
 {
     delete_exported(self->context);
 }
 
 static void
-delete_versioned(struct versioned *self)
+delete_versioned(struct dlpack_versioned *self)
 {
     delete_exported(self->context);
 }
@@ -115,10 +94,11 @@ capsule_end(PyObject *capsule)
 
 /* ---- devices ---- */
 
-static int
-default_type(nrm_kind kind)
+/* Of a NumPy array: somebody page-locked it. */
+static nrm_kind
+kind_of(const struct device_memory *memory)
 {
-    return kind == NRM_KIND_PINNED ? PAGE_LOCKED : ON_DEVICE;
+    return memory != NULL ? nrm_resource_kind(memory->mr) : NRM_KIND_PINNED;
 }
 
 static int
@@ -131,27 +111,38 @@ ordinal_of(const struct device_memory *memory)
 static int
 id_of(int type, const struct device_memory *memory)
 {
-    return type == ON_DEVICE ? ordinal_of(memory) : 0;
+    return type == DLPACK_ON_DEVICE && memory != NULL ? ordinal_of(memory) : 0;
+}
+
+void
+dlpack_set_device(const struct device_memory *memory, struct dlpack_tensor *out)
+{
+    bool is_pinned = kind_of(memory) == NRM_KIND_PINNED;
+    out->device_type = is_pinned ? DLPACK_PAGE_LOCKED : DLPACK_ON_DEVICE;
+    out->device_id = id_of(out->device_type, memory);
 }
 
 PyObject *
 dlpack_device_of(const struct device_memory *memory)
 {
-    int type = default_type(nrm_resource_kind(memory->mr));
-    return Py_BuildValue("(ii)", type, id_of(type, memory));
+    struct dlpack_tensor place;
+    dlpack_set_device(memory, &place);
+    return Py_BuildValue("(ii)", (int)place.device_type, (int)place.device_id);
 }
 
+/* NULL stands for an array of the host, which has no device to be shown on. */
 static bool
-can_be_shown_as(nrm_kind kind, int type)
+can_be_shown_as(const struct device_memory *memory, int type)
 {
+    nrm_kind kind = kind_of(memory);
     switch (type) {
-    case ON_DEVICE:
-        return true;
-    case ON_HOST:
+    case DLPACK_ON_DEVICE:
+        return memory != NULL;
+    case DLPACK_ON_HOST:
         return nrm_kind_is_host_accessible(kind);
-    case PAGE_LOCKED:
+    case DLPACK_PAGE_LOCKED:
         return kind == NRM_KIND_PINNED;
-    case MANAGED:
+    case DLPACK_MANAGED:
         return kind == NRM_KIND_MANAGED;
     default:
         return false;
@@ -159,20 +150,19 @@ can_be_shown_as(nrm_kind kind, int type)
 }
 
 static int
-choose_device(const struct device_memory *memory, const struct dlpack_request *request,
-              struct tensor *out)
+choose_device(const struct device_memory *memory, const struct request *request,
+              struct dlpack_tensor *out)
 {
-    nrm_kind kind = nrm_resource_kind(memory->mr);
-    out->device_type = default_type(kind);
-    out->device_id = id_of(out->device_type, memory);
+    dlpack_set_device(memory, out);
     if (!request->has_device) {
         return 0;
     }
-    if (!can_be_shown_as(kind, request->device_type) ||
+    if (!can_be_shown_as(memory, request->device_type) ||
         request->device_id != id_of(request->device_type, memory)) {
         PyErr_Format(PyExc_BufferError,
                      "%s memory of device %d cannot be shown as DLPack device (%d, %d)",
-                     nrm_kind_name(kind), ordinal_of(memory), request->device_type,
+                     nrm_kind_name(kind_of(memory)),
+                     memory != NULL ? ordinal_of(memory) : 0, request->device_type,
                      request->device_id);
         return -1;
     }
@@ -186,31 +176,18 @@ choose_device(const struct device_memory *memory, const struct dlpack_request *r
 static nrm_status
 wait_on_host(const struct device_memory *memory)
 {
-    return memory->ptr == NULL ? NRM_OK : nrm_stream_synchronize(memory->stream);
-}
-
-static nrm_status
-wait_on_stream(const struct device_memory *memory, uintptr_t handle)
-{
-    nrm_stream *consumer;
-    if (memory->ptr == NULL) {
-        return NRM_OK;
-    }
-    NRM_TRY(nrm_stream_wrap(handle, NULL, NULL, &consumer));
-    void *token = nrm__detach();
-    nrm_status status =
-        nrm__transfer_join(memory->device, consumer, memory->device, memory->stream);
-    nrm__attach(token);
-    nrm_stream_release(consumer);
-    return status;
+    return memory == NULL || memory->ptr == NULL
+               ? NRM_OK
+               : nrm_stream_synchronize(memory->stream);
 }
 
 static int
 order(struct module_state *state, const struct device_memory *memory,
-      const struct tensor *tensor, PyObject *stream)
+      const struct dlpack_tensor *tensor, PyObject *stream)
 {
     bool is_none = stream == NULL || stream == Py_None;
-    bool is_host = tensor->device_type == ON_HOST || tensor->device_type == PAGE_LOCKED;
+    bool is_host = tensor->device_type == DLPACK_ON_HOST ||
+                   tensor->device_type == DLPACK_PAGE_LOCKED;
     long word = 0;
     uintptr_t handle = NRM_STREAM_HANDLE_LEGACY;
     if (!is_none && PyLong_Check(stream)) {
@@ -228,10 +205,8 @@ order(struct module_state *state, const struct device_memory *memory,
     if (!is_none && arg_address(stream, "stream", &handle) < 0) {
         return -1;
     }
-    if (handle == 0) {
-        handle = NRM_STREAM_HANDLE_LEGACY;
-    }
-    nrm_status status = is_host ? wait_on_host(memory) : wait_on_stream(memory, handle);
+    nrm_status status = is_host ? wait_on_host(memory)
+                                : device_memory_let_wait(memory, handle);
     if (status != NRM_OK) {
         (void)errors_raise(state, status);
         return -1;
@@ -241,23 +216,23 @@ order(struct module_state *state, const struct device_memory *memory,
 
 /* ---- making one ---- */
 
-static struct tensor *
+static struct dlpack_tensor *
 tensor_of(struct exported *self, bool is_versioned)
 {
     return is_versioned ? &self->as.versioned.tensor : &self->as.plain.tensor;
 }
 
 static struct exported *
-make(const struct dlpack_source *source, const struct dlpack_request *request,
-     const struct tensor *place)
+make(const struct dlpack_source *source, const struct request *request,
+     const struct dlpack_tensor *place)
 {
     size_t axes_nbytes = 2 * (size_t)source->n_dims * sizeof(int64_t);
     struct exported *self = PyMem_RawCalloc(1, sizeof *self + axes_nbytes);
     if (self == NULL) {
         return (struct exported *)PyErr_NoMemory();
     }
-    struct tensor *tensor = tensor_of(self, request->is_versioned);
-    *tensor = (struct tensor){
+    struct dlpack_tensor *tensor = tensor_of(self, request->is_versioned);
+    *tensor = (struct dlpack_tensor){
         .data = (void *)source->ptr,
         .device_type = place->device_type,
         .device_id = place->device_id,
@@ -269,11 +244,12 @@ make(const struct dlpack_source *source, const struct dlpack_request *request,
     memcpy(tensor->shape, source->shape, axes_nbytes / 2);
     memcpy(tensor->strides, source->strides, axes_nbytes / 2);
     if (request->is_versioned) {
-        self->as.versioned.major = MAJOR_VERSION;
-        self->as.versioned.minor = MINOR_VERSION;
+        self->as.versioned.version.major = DLPACK_MAJOR;
+        self->as.versioned.version.minor = DLPACK_MINOR;
         self->as.versioned.context = self;
         self->as.versioned.deleter = delete_versioned;
-        self->as.versioned.flags = request->copies ? FLAG_IS_COPIED : 0;
+        self->as.versioned.flags = (request->copies ? DLPACK_IS_COPIED : 0u) |
+                                   (source->is_read_only ? DLPACK_IS_READ_ONLY : 0u);
     }
     else {
         self->as.plain.context = self;
@@ -281,15 +257,40 @@ make(const struct dlpack_source *source, const struct dlpack_request *request,
     }
     self->owner = Py_NewRef(source->owner);
     self->n_exports = source->n_exports;
-    atomic_fetch_add(self->n_exports, 1);
+    if (self->n_exports != NULL) {
+        atomic_fetch_add(self->n_exports, 1);
+    }
     return self;
 }
 
-PyObject *
-dlpack_export(struct module_state *state, struct dlpack_source *source,
-              const struct dlpack_request *request)
+struct dlpack_versioned *
+dlpack_export_unordered(const struct dlpack_source *source)
 {
-    struct tensor place;
+    const struct request request = {.is_versioned = true};
+    struct dlpack_tensor place;
+    dlpack_set_device(source->memory, &place);
+    struct exported *self = make(source, &request, &place);
+    return self == NULL ? NULL : &self->as.versioned;
+}
+
+PyObject *
+dlpack_owner_of(const struct dlpack_versioned *tensor)
+{
+    bool is_ours = tensor->deleter == delete_versioned;
+    return is_ours ? Py_NewRef(((struct exported *)tensor->context)->owner) : NULL;
+}
+
+static PyObject *
+export(struct module_state *state, const struct dlpack_source *source,
+       const struct request *request)
+{
+    struct dlpack_tensor place;
+    if (source->is_read_only && !request->is_versioned) {
+        PyErr_SetString(PyExc_BufferError,
+                        "only DLPack 1.0 can say that an array is read-only: "
+                        "max_version=(1, 0)");
+        return NULL;
+    }
     if (choose_device(source->memory, request, &place) < 0 ||
         order(state, source->memory, &place, request->stream) < 0) {
         return NULL;
@@ -329,9 +330,9 @@ read_pair(PyObject *value, const char *name, int *first, int *second)
     return 0;
 }
 
-int
-dlpack_read_arguments(PyObject *const *args, Py_ssize_t n_args, PyObject *names,
-                      struct dlpack_request *out)
+static int
+read_arguments(PyObject *const *args, Py_ssize_t n_args, PyObject *names,
+               struct request *out)
 {
     static struct signature signature = SIGNATURE("__dlpack__", DLPACK_TEXT);
     PyObject *values[4];
@@ -341,9 +342,9 @@ dlpack_read_arguments(PyObject *const *args, Py_ssize_t n_args, PyObject *names,
          read_pair(values[1], "max_version", &major, &minor) < 0)) {
         return -1;
     }
-    *out = (struct dlpack_request){
+    *out = (struct request){
         .stream = values[0],
-        .is_versioned = major >= MAJOR_VERSION,
+        .is_versioned = major >= DLPACK_MAJOR,
         .has_device = !arg_is_none(values[2]),
     };
     if (out->has_device &&
@@ -353,4 +354,28 @@ dlpack_read_arguments(PyObject *const *args, Py_ssize_t n_args, PyObject *names,
     int copies = arg_is_none(values[3]) ? 0 : PyObject_IsTrue(values[3]);
     out->copies = copies > 0;
     return copies < 0 ? -1 : 0;
+}
+
+PyObject *
+dlpack_call(struct module_state *state, const struct dlpack_exporter *exporter,
+            PyObject *object, PyObject *const *args, Py_ssize_t n_args, PyObject *names)
+{
+    struct request request;
+    struct dlpack_source source;
+    if (errors_begin_call() < 0 || read_arguments(args, n_args, names, &request) < 0) {
+        return NULL;
+    }
+    if (request.copies && exporter->copy == NULL) {
+        PyErr_SetString(PyExc_BufferError,
+                        "a copy would have to be page-locked, too: copy the array");
+        return NULL;
+    }
+    PyObject *shown = request.copies ? exporter->copy(state, object)
+                                     : Py_NewRef(object);
+    PyObject *capsule = NULL;
+    if (shown != NULL && exporter->describe(shown, &source) == 0) {
+        capsule = export(state, &source, &request);
+    }
+    Py_XDECREF(shown);
+    return capsule;
 }

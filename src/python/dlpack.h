@@ -8,30 +8,17 @@
 #include <stdint.h>
 
 #include "python/device_memory.h"
+#include "python/dlpack_layout.h"
 #include "python/state.h"
 
 enum { DLPACK_MAX_DIMS = 64 };
 
-enum dlpack_type_code {
-    DLPACK_INT = 0,
-    DLPACK_UINT = 1,
-    DLPACK_FLOAT = 2,
-    DLPACK_BFLOAT = 4,
-    DLPACK_COMPLEX = 5,
-    DLPACK_BOOL = 6,
-};
-
-struct dlpack_type {
-    uint8_t code;
-    uint8_t bits;
-    uint16_t lanes;
-};
-
 struct dlpack_source {
     PyObject *owner;          /* borrowed: kept as long as the tensor */
-    atomic_size_t *n_exports; /* in the owner: tensors that are alive */
-    struct device_memory *memory;
+    atomic_size_t *n_exports; /* in the owner: tensors that are alive; may be NULL */
+    struct device_memory *memory; /* NULL: page-locked memory of a NumPy array */
     const char *ptr;
+    bool is_read_only;
     struct dlpack_type type;
     int n_dims;
     int64_t shape[DLPACK_MAX_DIMS];
@@ -59,23 +46,28 @@ struct dlpack_source {
     "BufferError\n    When the memory is not on `dl_device`.\n"                          \
     "ValueError\n    For a stream with memory that is shown as the host's.\n"
 
-/* What the consumer wants; arguments as DLPACK_TEXT names them. */
-struct dlpack_request {
-    PyObject *stream; /* borrowed; NULL or None: the legacy one */
-    bool is_versioned;
-    bool has_device;
-    int device_type, device_id;
-    bool copies; /* of a copy, which the caller makes */
+/* What a type does for __dlpack__. */
+struct dlpack_exporter {
+    /* A new object like it; NULL: none can be made. */
+    PyObject *(*copy)(struct module_state *state, PyObject *object);
+    int (*describe)(PyObject *object, struct dlpack_source *out);
 };
 
-int dlpack_read_arguments(PyObject *const *args, Py_ssize_t n_args, PyObject *names,
-                          struct dlpack_request *out);
+/* The method. */
+PyObject *dlpack_call(struct module_state *state,
+                      const struct dlpack_exporter *exporter, PyObject *object,
+                      PyObject *const *args, Py_ssize_t n_args, PyObject *names);
 
-/* A capsule, or NULL with an error set. */
-PyObject *dlpack_export(struct module_state *state, struct dlpack_source *source,
-                        const struct dlpack_request *request);
+/* The same as a tensor alone, behind which nothing is ordered. NULL with an error set. */
+struct dlpack_versioned *dlpack_export_unordered(const struct dlpack_source *source);
 
-/* (type, ordinal) */
+/* Writes the device where memory is shown unless another one is asked for. */
+void dlpack_set_device(const struct device_memory *memory, struct dlpack_tensor *out);
+
+/* The same as (type, ordinal). */
 PyObject *dlpack_device_of(const struct device_memory *memory);
+
+/* Whether a tensor was exported here: then its owner, a new reference, else NULL. */
+PyObject *dlpack_owner_of(const struct dlpack_versioned *tensor);
 
 #endif

@@ -13,6 +13,8 @@
 #include "python/device_array.h"
 #include "python/device_buffer.h"
 #include "python/device_scalar.h"
+#include "python/dlpack_array.h"
+#include "python/dlpack_exchange.h"
 #include "python/errors.h"
 #include "python/event.h"
 #include "python/fork.h"
@@ -30,6 +32,7 @@
 #include "python/stream.h"
 #include "python/stream_pool.h"
 #include "python/system_info.h"
+#include "python/torch_allocator.h"
 #include "python/uses.h"
 
 /* Every object that the state holds, in the order of struct module_state. */
@@ -45,6 +48,7 @@
     X((state)->device_buffer_type)                                                     \
     X((state)->device_array_type)                                                      \
     X((state)->event_type)                                                             \
+    X((state)->pinned_view_type)                                                       \
     X((state)->out_of_memory_error)                                                    \
     X((state)->cuda_error)                                                             \
     X((state)->cuda_unavailable_error)                                                 \
@@ -99,7 +103,8 @@ add_functions(PyObject *module)
         system_info_methods,    stream_functions,
         uses_functions,         array_copy_functions,
         byte_copy_functions,    device_buffer_functions,
-        device_array_functions,
+        device_array_functions, torch_allocator_methods,
+        dlpack_array_functions,
     };
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) {
         if (PyModule_AddFunctions(module, tables[i]) < 0) {
@@ -123,12 +128,13 @@ module_exec(PyObject *module)
         return -1;
     }
     static int (*const steps[])(PyObject *) = {
-        errors_init,        interpreter_init,   builtin_init,
-        stream_init,        statistics_init,    memory_resource_init,
-        registry_init,      handler_type_init,  array_info_init,
-        pending_init,       pin_init,           event_init,
-        stream_pool_init,   device_buffer_init, device_array_init,
-        device_scalar_init, c_api_init,         fork_init,
+        errors_init,          interpreter_init,   builtin_init,
+        stream_init,          statistics_init,    memory_resource_init,
+        registry_init,        handler_type_init,  array_info_init,
+        pending_init,         pin_init,           event_init,
+        stream_pool_init,     device_buffer_init, device_array_init,
+        device_scalar_init,   c_api_init,         fork_init,
+        torch_allocator_init, dlpack_array_init,  dlpack_exchange_init,
         add_functions,
     };
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {

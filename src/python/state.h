@@ -30,6 +30,7 @@ struct module_state {
     PyTypeObject *device_buffer_type;
     PyTypeObject *device_array_type;
     PyTypeObject *event_type;
+    PyTypeObject *pinned_view_type;
 
     PyObject *out_of_memory_error;
     PyObject *cuda_error;

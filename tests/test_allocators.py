@@ -1,0 +1,613 @@
+"""Memory for other libraries, over small stand-ins for the places where they meet us.
+
+Each stand-in has the names, the arguments and the habits of its library's; the libraries
+themselves are in tests/gpu/test_allocators.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import numpy_rmm
+from numpy_rmm import Stream, mr
+from numpy_rmm.testing import Driver, SimulatedCuda, simulate_cuda
+
+MODULES = ["cuda_core", "cupy", "numba", "torch"]
+
+
+@pytest.fixture(autouse=True)
+def driver(simulator: SimulatedCuda) -> Driver:
+    simulator.driver.activate()
+    return simulator.driver
+
+
+@pytest.fixture
+def counted() -> Iterator[mr.MemoryResource]:
+    """The current resource of the device, which counts."""
+    resource = mr.StatisticsResourceAdaptor(
+        mr.PoolMemoryResource(mr.CudaMemoryResource())
+    )
+    mr.set_current_device_resource(resource)
+    yield resource
+    mr.set_current_device_resource(None)
+
+
+def count(resource: mr.MemoryResource) -> int:
+    return resource.statistics().current_count
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Puts modules where the import finds them; ours forget what they found before."""
+
+    def put(**modules: Any) -> None:
+        for name, content in modules.items():
+            module = types.ModuleType(name.replace("__", "."))
+            vars(module).update(content)
+            monkeypatch.setitem(sys.modules, module.__name__, module)
+        for name in MODULES:
+            monkeypatch.delitem(
+                sys.modules, f"numpy_rmm.allocators.{name}", raising=False
+            )
+
+    return put
+
+
+def ours(name: str) -> Any:
+    return importlib.import_module(f"numpy_rmm.allocators.{name}")
+
+
+# ---- the modules ---------------------------------------------------------------------
+
+
+def test_importing_them_imports_no_library(run_python: Callable[..., Any]) -> None:
+    result = run_python(
+        """
+        import sys
+        from numpy_rmm.allocators import cuda_core, cupy, numba, torch
+        names = {name.partition(".")[0] for name in sys.modules}
+        print(sorted(names & {"cuda", "cupy", "numba", "torch"}))
+        print(dir(torch)[-1], "RMMNumbaManager" in dir(numba))
+        """
+    )
+    assert result.stdout == "[]\nrmm_torch_allocator True\n", result.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "use", "package"),
+    [
+        ("cupy", lambda x: x.rmm_cupy_allocator(1), "cupy-cuda13x"),
+        ("cupy", lambda x: x.cupy_pinned_allocator(1), "cupy-cuda13x"),
+        ("numba", lambda x: x.RMMNumbaManager, "numba-cuda"),
+        ("torch", lambda x: x.rmm_torch_allocator, "torch"),
+        ("cuda_core", lambda x: x.memory_resource(mr.CudaMemoryResource()), "cuda-core"),
+    ],
+)
+def test_a_library_that_is_not_there(
+    module: str,
+    use: Callable[[Any], object],
+    package: str,
+    install: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    install()
+    for name in ("cupy", "numba", "torch", "cuda"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ModuleNotFoundError, match=f"pip install {package}"):
+        use(ours(module))
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_name_that_no_module_has(module: str) -> None:
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = ours(module).nothing
+
+
+# ---- CuPy ----------------------------------------------------------------------------
+
+
+class CupyPointer:
+    def __init__(self, memory: Any, offset: int) -> None:
+        self.mem, self.ptr = memory, memory.ptr + offset
+
+
+class CupyMemory:
+    def __init__(self, ptr: int, size: int, owner: object, device_id: int = -1) -> None:
+        self.ptr, self.size, self.owner, self.device_id = ptr, size, owner, device_id
+
+
+@pytest.fixture
+def cupy(install: Callable[..., None]) -> types.SimpleNamespace:
+    cuda = types.SimpleNamespace(
+        UnownedMemory=CupyMemory,
+        MemoryPointer=CupyPointer,
+        PinnedMemoryPointer=CupyPointer,
+        stream=Stream(flags=1),
+        runtime=types.SimpleNamespace(getDevice=lambda: 0),
+    )
+    cuda.get_current_stream = lambda: cuda.stream
+    install(cupy={"cuda": cuda})
+    return cuda
+
+
+def test_cupy_gets_memory_on_its_stream(
+    cupy: types.SimpleNamespace, counted: mr.MemoryResource
+) -> None:
+    pointer = ours("cupy").rmm_cupy_allocator(1000)
+    assert pointer.mem.size == 1000
+    assert pointer.mem.device_id == 0
+    assert pointer.mem.owner.stream == cupy.stream
+    assert pointer.ptr == pointer.mem.owner.ptr != 0
+    assert counted.statistics().current_bytes == 1000
+    del pointer
+    assert count(counted) == 0
+
+
+def test_cupy_gets_no_bytes(cupy: object) -> None:
+    assert ours("cupy").rmm_cupy_allocator(0).ptr == 0
+
+
+def test_cupy_hears_of_the_end_of_memory(
+    cupy: object, counted: mr.MemoryResource
+) -> None:
+    with pytest.raises(numpy_rmm.OutOfMemoryError, match="1 PiB"):
+        ours("cupy").rmm_cupy_allocator(1 << 50)
+    assert count(counted) == 0
+
+
+def test_cupys_page_locked_memory(cupy: object) -> None:
+    pool = numpy_rmm.registry["pinned"]
+    before = count(pool)
+    pointer = ours("cupy").cupy_pinned_allocator(5000)
+    assert pointer.mem.size == 5000
+    array = np.ctypeslib.as_array((ctypes.c_uint8 * 5000).from_address(pointer.ptr))
+    assert numpy_rmm.memory_kind(array) in ("pinned", "external")
+    array[:] = 1
+    assert count(pool) == before + 1
+    del array, pointer
+    assert count(pool) == before
+
+
+# ---- PyTorch -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def functions() -> Any:
+    """The C functions as PyTorch calls them: without the interpreter's lock."""
+    core = ctypes.CDLL(numpy_rmm._core.__file__)
+    word = ctypes.c_void_p
+    core.nrm_torch_allocate.restype = word
+    core.nrm_torch_allocate.argtypes = [ctypes.c_ssize_t, ctypes.c_int, word]
+    core.nrm_torch_deallocate.restype = None
+    core.nrm_torch_deallocate.argtypes = [word, ctypes.c_ssize_t, ctypes.c_int, word]
+    core.nrm_torch_record_stream.restype = None
+    core.nrm_torch_record_stream.argtypes = [word, word]
+    core.nrm_torch_empty_cache.restype = None
+    yield core
+    numpy_rmm._core._torch_errors(0, 0)
+
+
+def lost() -> str:
+    error = numpy_rmm._core._lost_error()
+    return "" if error is None else error.message
+
+
+def test_torch_allocates_and_gives_back(
+    functions: Any, counted: mr.MemoryResource
+) -> None:
+    stream = Stream(flags=1)
+    ptr = functions.nrm_torch_allocate(1000, 0, stream.handle)
+    other = functions.nrm_torch_allocate(1000, 0, None)
+    assert ptr and other and ptr != other
+    assert counted.statistics().current_bytes == 2000
+    functions.nrm_torch_deallocate(ptr, 1000, 0, stream.handle)
+    functions.nrm_torch_deallocate(other, 1000, 0, None)
+    assert count(counted) == 0
+
+
+def test_torch_gets_no_bytes(functions: Any, counted: mr.MemoryResource) -> None:
+    assert functions.nrm_torch_allocate(0, 0, None) is None
+    functions.nrm_torch_deallocate(None, 0, 0, None)
+    assert counted.statistics().total_count == 0
+
+
+@pytest.mark.parametrize("freed_on", ["its stream", "another stream"])
+def test_torchs_memory_goes_back_behind_its_stream(
+    functions: Any, simulator: SimulatedCuda, driver: Driver, freed_on: str
+) -> None:
+    """What is freed on a stream that works is handed out on that stream alone."""
+    mr.set_current_device_resource(
+        mr.PoolMemoryResource(mr.CudaMemoryResource(), "1 MiB", "1 MiB")
+    )
+    own, other = Stream(flags=1), Stream(flags=1)
+    nbytes = 1 << 20
+    ptr = functions.nrm_torch_allocate(nbytes, 0, own.handle)
+    with driver.held(own):
+        driver.check(driver.cuMemsetD8Async(ptr, 1, nbytes, own.handle))
+        functions.nrm_torch_deallocate(ptr, nbytes, 0, own.handle)
+        asks = own if freed_on == "its stream" else other
+        again = functions.nrm_torch_allocate(nbytes, 0, asks.handle)
+        assert again == ptr
+        event = driver.create_event()
+        driver.check(driver.cuEventRecord(event, asks.handle))
+        assert not driver.is_done(event)  # whoever has it comes behind the work
+    asks.synchronize()
+    functions.nrm_torch_deallocate(again, nbytes, 0, asks.handle)
+    driver.check(driver.cuEventDestroy(event))
+    mr.set_current_device_resource(None)
+    assert simulator.faults() == []
+
+
+def test_torchs_memory_that_two_streams_use(
+    functions: Any, simulator: SimulatedCuda, driver: Driver
+) -> None:
+    """After record_stream a block waits for the other stream too, and no stream waits
+    for it."""
+    pool = mr.PoolMemoryResource(mr.CudaMemoryResource())
+    mr.set_current_device_resource(pool)
+    own, other = Stream(flags=1), Stream(flags=1)
+    ptr = functions.nrm_torch_allocate(1 << 20, 0, own.handle)
+    with driver.held(other):
+        driver.check(driver.cuMemsetD8Async(ptr + 10, 1, 100, other.handle))
+        functions.nrm_torch_record_stream(ptr, other.handle)
+        functions.nrm_torch_deallocate(ptr, 1 << 20, 0, own.handle)
+        again = functions.nrm_torch_allocate(1 << 20, 0, own.handle)
+        assert again != ptr
+        own.synchronize()  # it waits for nothing
+    other.synchronize()
+    functions.nrm_torch_deallocate(again, 1 << 20, 0, own.handle)
+    mr.set_current_device_resource(None)
+    assert simulator.faults() == []
+
+
+def test_torchs_memory_goes_back_to_where_it_came_from(
+    functions: Any, counted: mr.MemoryResource
+) -> None:
+    ptr = functions.nrm_torch_allocate(1000, 0, None)
+    mr.set_current_device_resource(mr.CudaMemoryResource())
+    assert count(counted) == 1
+    functions.nrm_torch_deallocate(ptr, 1000, 0, None)
+    assert count(counted) == 0
+
+
+def test_torch_holds_the_resource(functions: Any) -> None:
+    resource = mr.StatisticsResourceAdaptor(mr.CudaMemoryResource())
+    mr.set_current_device_resource(resource)
+    ptr = functions.nrm_torch_allocate(1000, 0, None)
+    mr.set_current_device_resource(None)
+    del resource
+    gc.collect()
+    functions.nrm_torch_deallocate(ptr, 1000, 0, None)
+    assert lost() == ""
+
+
+def test_torch_gives_back_what_is_not_its_own(functions: Any) -> None:
+    functions.nrm_torch_deallocate(0x1234500, 10, 0, None)
+    assert "which it has not from here" in lost()
+
+
+def test_torch_gives_back_in_other_threads(
+    functions: Any, counted: mr.MemoryResource
+) -> None:
+    pointers = [functions.nrm_torch_allocate(100, 0, None) for _ in range(200)]
+    threads = [
+        threading.Thread(
+            target=lambda part: [
+                functions.nrm_torch_deallocate(ptr, 100, 0, None) for ptr in part
+            ],
+            args=(pointers[i::4],),
+        )
+        for i in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert count(counted) == 0
+
+
+def test_torchs_empty_cache_trims_the_pools_of_devices(functions: Any) -> None:
+    pool = mr.PoolMemoryResource(mr.CudaMemoryResource())
+    pool.deallocate(pool.allocate(1000), 1000)
+    host = numpy_rmm.registry["host"]
+    host.deallocate(host.allocate(1 << 20), 1 << 20)
+    before = host.statistics().reserved_bytes
+    assert pool.statistics().reserved_bytes > 0
+    functions.nrm_torch_empty_cache()
+    assert pool.statistics().reserved_bytes == 0
+    assert host.statistics().reserved_bytes == before
+
+
+Thrown = ctypes.CFUNCTYPE(
+    None, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint32, ctypes.c_char_p
+)
+
+
+@pytest.mark.parametrize("asks", ["PyTorch", "a MemPool of PyTorch"])
+def test_torch_hears_of_the_end_of_memory(functions: Any, asks: str) -> None:
+    """By an exception; but by NULL where its caching allocator asks, which looks."""
+    thrown: list[bytes] = []
+    throw = Thrown(lambda function, file, line, message: thrown.append(message))
+    current = ctypes.c_void_p(0x1000)  # the caching allocator
+    numpy_rmm._core._torch_errors(
+        ctypes.cast(throw, ctypes.c_void_p).value, ctypes.addressof(current)
+    )
+    if asks == "PyTorch":
+        current.value = 0x2000  # ours is the current one
+    assert functions.nrm_torch_allocate(1 << 50, 0, None) is None
+    assert numpy_rmm.last_error() is not None
+    if asks == "PyTorch":
+        assert len(thrown) == 1
+        assert b"1 PiB" in thrown[0]
+    else:
+        assert thrown == []
+
+
+def test_torch_takes_no_resource_that_calls_python(functions: Any) -> None:
+    source = mr.CudaMemoryResource()
+    callback = mr.CallbackMemoryResource(
+        lambda size, stream: source.allocate(size, stream),
+        lambda ptr, size, stream: source.deallocate(ptr, size, stream),
+        kind="device",
+    )
+    mr.set_current_device_resource(mr.PoolMemoryResource(callback))
+    assert functions.nrm_torch_allocate(100, 0, None) is None
+    error = numpy_rmm.last_error()
+    assert error is not None
+    assert "calls Python code" in error.message
+    mr.set_current_device_resource(None)
+
+
+class TorchAllocator:
+    """The part of torch.cuda.memory.CUDAPluggableAllocator that is used."""
+
+    def __init__(self, path: str, allocate: str, deallocate: str) -> None:
+        self.loaded = ctypes.CDLL(path)
+        self.names = (allocate, deallocate)
+        self.hooks: dict[str, int] = {}
+
+    def allocator(self) -> Any:
+        return types.SimpleNamespace(
+            set_record_stream_fn=lambda x: self.hooks.update(record_stream=x),
+            set_reset_fn=lambda x: self.hooks.update(reset=x),
+        )
+
+
+def test_torchs_allocator(install: Callable[..., None], functions: Any) -> None:
+    memory = {"CUDAPluggableAllocator": TorchAllocator}
+    install(
+        torch={"__file__": "/nowhere/torch/__init__.py"},
+        torch__cuda={},
+        torch__cuda__memory=memory,
+    )
+    allocator = ours("torch").rmm_torch_allocator
+    assert allocator is ours("torch").rmm_torch_allocator
+    assert allocator.names == ("nrm_torch_allocate", "nrm_torch_deallocate")
+    for name in allocator.names:
+        assert hasattr(allocator.loaded, name)
+    reset = ctypes.cast(functions.nrm_torch_empty_cache, ctypes.c_void_p).value
+    assert allocator.hooks["reset"] == reset
+    assert set(allocator.hooks) == {"reset", "record_stream"}
+
+
+# ---- Numba ---------------------------------------------------------------------------
+
+
+class UniqueDict(dict[Any, Any]):
+    def __setitem__(self, key: object, value: object) -> None:
+        assert key not in self
+        super().__setitem__(key, value)
+
+
+class HostOnly:
+    def __init__(self, *, context: Any) -> None:
+        self.context = context
+        self.allocations = UniqueDict()
+
+    def memhostalloc(self, size: int, *flags: bool) -> tuple[int, Any]:
+        return size, flags
+
+    def memallocmanaged(self, size: int, attach_global: bool) -> tuple[int, bool]:
+        return size, attach_global
+
+    def reset(self) -> None:
+        self.allocations.clear()
+
+
+class NumbaPointer:
+    def __init__(
+        self, context: Any, pointer: int, size: int, finalizer: Any = None
+    ) -> None:
+        self.context, self.handle, self.size = context, pointer, size
+        if finalizer is not None:
+            self.finalize = weakref.finalize(self, finalizer)
+
+    def own(self) -> NumbaPointer:
+        return self
+
+
+class Context:
+    pass
+
+
+@pytest.fixture
+def manager(install: Callable[..., None]) -> Iterator[Any]:
+    kinds = {
+        name: type(name, (NumbaPointer,), {})
+        for name in ("MemoryPointer", "MappedMemory", "PinnedMemory", "ManagedMemory")
+    }
+    kinds["binding"] = types.SimpleNamespace(CUdeviceptr=int)  # type: ignore[assignment]
+    install(
+        numba={},
+        numba__cuda={
+            "HostOnlyCUDAMemoryManager": HostOnly,
+            "GetIpcHandleMixin": type("GetIpcHandleMixin", (), {}),
+        },
+        numba__cuda__cudadrv={},
+        numba__cuda__cudadrv__driver=kinds,
+    )
+    context = Context()
+    yield ours("numba").RMMNumbaManager(context=context)
+    del context
+
+
+def test_numba_finds_the_manager_by_its_name(manager: Any) -> None:
+    assert ours("numba")._numba_memory_manager is type(manager)
+    assert isinstance(manager, HostOnly)
+    assert type(manager)(context=None).interface_version == 1
+    with pytest.raises(NotImplementedError):
+        manager.get_memory_info()
+
+
+def test_numba_gets_memory(manager: Any, counted: mr.MemoryResource) -> None:
+    memory = manager.memalloc(1000)
+    assert memory.size == 1000
+    assert counted.statistics().current_bytes == 1000
+    assert list(manager.allocations) == [memory.handle]
+    del memory
+    assert count(counted) == 0
+    assert not manager.allocations
+
+
+def test_numba_gets_no_bytes(manager: Any) -> None:
+    memory = [manager.memalloc(0), manager.memalloc(0)]
+    assert [x.handle for x in memory] == [0, 0]
+
+
+def test_memory_that_outlives_a_reset_of_numba(
+    manager: Any, counted: mr.MemoryResource
+) -> None:
+    """Its end is not that of what was allocated at its address since."""
+    old = manager.memalloc(1000)
+    manager.reset()
+    assert count(counted) == 0
+    new = manager.memalloc(1000)
+    assert new.handle == old.handle
+    del old
+    assert count(counted) == 1
+    del new
+    assert count(counted) == 0
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_numbas_page_locked_memory(manager: Any, mapped: bool) -> None:
+    pool = numpy_rmm.registry["pinned"]
+    before = count(pool)
+    memory = manager.memhostalloc(1 << 16, mapped=mapped)
+    assert type(memory).__name__ == ("MappedMemory" if mapped else "PinnedMemory")
+    assert count(pool) == before + 1
+    del memory
+    assert count(pool) == before
+    assert manager.memhostalloc(10, wc=True) == (10, (False, False, True))
+
+
+def test_numbas_managed_memory(manager: Any) -> None:
+    pool = numpy_rmm.registry["managed"]
+    before = count(pool)
+    memory = manager.memallocmanaged(1 << 16, attach_global=True)
+    assert type(memory).__name__ == "ManagedMemory"
+    assert count(pool) == before + 1
+    del memory
+    assert count(pool) == before
+    assert manager.memallocmanaged(10, attach_global=False) == (10, False)
+
+
+# ---- cuda.core -----------------------------------------------------------------------
+
+
+class CoreBuffer:
+    def __init__(self, ptr: int, size: int, mr: Any, stream: Any) -> None:
+        self.handle, self.size, self.mr, self.stream = ptr, size, mr, stream
+
+    @staticmethod
+    def from_handle(
+        ptr: int, size: int, mr: Any = None, owner: Any = None, *, stream: Any = None
+    ) -> CoreBuffer:
+        if stream == "refused":
+            raise RuntimeError("no context")
+        return CoreBuffer(ptr, size, mr, stream)
+
+    def close(self, stream: Any = None) -> None:
+        self.mr.deallocate(self.handle, self.size, stream=stream or self.stream)
+
+
+class OldBuffer(CoreBuffer):
+    @staticmethod
+    def from_handle(ptr: int, size: int, mr: Any = None) -> CoreBuffer:  # type: ignore[override]
+        return CoreBuffer(ptr, size, mr, None)
+
+
+@pytest.mark.parametrize("buffer_type", [CoreBuffer, OldBuffer])
+def test_cuda_core_gets_memory(
+    install: Callable[..., None], counted: mr.MemoryResource, buffer_type: type
+) -> None:
+    base = type("MemoryResource", (), {})
+    install(cuda={}, cuda__core={"MemoryResource": base, "Buffer": buffer_type})
+    resource = ours("cuda_core").memory_resource(counted)
+    assert isinstance(resource, base)
+    assert resource.mr is counted
+    stream, other = Stream(flags=1), Stream(flags=1)
+    buffer = resource.allocate(1000, stream=stream)
+    assert counted.statistics().current_bytes == 1000
+    assert buffer.stream is (stream if buffer_type is CoreBuffer else None)
+    buffer.close(other)
+    assert count(counted) == 0
+
+
+def test_cuda_core_is_told_what_memory_it_is(install: Callable[..., None]) -> None:
+    install(cuda={}, cuda__core={"MemoryResource": object, "Buffer": CoreBuffer})
+    make = ours("cuda_core").memory_resource
+    seen = {}
+    for kind in ("host", "device", "pinned", "managed"):
+        resource = make(numpy_rmm.registry[kind])
+        resource.mr.deallocate(resource.mr.allocate(100), 100)
+        seen[kind] = (
+            resource.is_device_accessible,
+            resource.is_host_accessible,
+            resource.is_managed,
+            resource.device_id >= 0,
+        )
+        assert repr(resource).startswith("<cuda.core resource over <PoolMemoryResource")
+    assert seen["host"] == (False, True, False, False)
+    assert seen["device"] == (True, False, False, True)
+    assert seen["pinned"][:3] == (True, True, False)
+    assert seen["managed"][:3] == (True, True, True)
+
+
+def test_cuda_core_refuses_the_memory(
+    install: Callable[..., None], counted: mr.MemoryResource
+) -> None:
+    install(cuda={}, cuda__core={"MemoryResource": object, "Buffer": CoreBuffer})
+    resource = ours("cuda_core").memory_resource(counted)
+    with pytest.raises(TypeError, match="stream must be"), contextlib.ExitStack():
+        resource.allocate(1000, stream="refused")
+    assert count(counted) == 0
+    with pytest.raises(TypeError, match="mr must be a MemoryResource, not int"):
+        ours("cuda_core").memory_resource(1)
+
+
+# ---- two devices ---------------------------------------------------------------------
+
+
+def test_torchs_memory_of_another_device(functions: Any) -> None:
+    with simulate_cuda(devices=2) as machine:
+        machine.driver.activate(0)
+        ptr = functions.nrm_torch_allocate(1000, 1, None)
+        resource = mr.get_per_device_resource(1)
+        assert resource.device == 1
+        assert count(resource) == 1
+        functions.nrm_torch_deallocate(ptr, 1000, 1, None)
+        assert count(resource) == 0
+        assert machine.faults() == []
