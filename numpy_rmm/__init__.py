@@ -36,6 +36,7 @@ try:
         StreamPool,
         __version__,
         array_info,
+        as_dlpack_pinned,
         copy_device_to_ptr,
         copy_host_to_ptr,
         copy_ptr_to_host,
@@ -58,7 +59,7 @@ except ModuleNotFoundError as error:
     ) from None
 
 if TYPE_CHECKING:
-    from numpy_rmm import mr, testing
+    from numpy_rmm import allocators, mr, testing
     from numpy_rmm._capture import stream_capture
     from numpy_rmm._copy import copyto
     from numpy_rmm._creation import (
@@ -105,7 +106,9 @@ __all__ = [
     "Stream",
     "StreamPool",
     "__version__",
+    "allocators",
     "array_info",
+    "as_dlpack_pinned",
     "assert_active",
     "copy_device_to_ptr",
     "copy_host_to_ptr",
@@ -142,7 +145,7 @@ __all__ = [
 CudaStreamPool = StreamPool  # as RMM calls it
 
 # Where the names live that are made at their first use (PEP 562).
-_MODULES = {"mr", "testing"}
+_MODULES = {"allocators", "mr", "testing"}
 _PLACES = {
     "CudaStreamFlags": "_streams",
     "Statistics": "_statistics",

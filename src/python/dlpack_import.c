@@ -108,6 +108,15 @@ make_resource(struct dlpack_versioned *tensor, nrm_resource **out)
     return status;
 }
 
+/* One that cannot be used: an error is set, and stays. */
+static void
+refuse(struct dlpack_versioned *tensor)
+{
+    PyObject *error = compat_take_error();
+    dlpack_drop(tensor);
+    compat_restore_error(error);
+}
+
 /* ---- its buffer ---- */
 
 static PyObject *
@@ -141,8 +150,9 @@ make_base(struct module_state *state, struct dlpack_versioned *tensor, size_t nb
     int device = is_shared ? NRM_DEVICE_NONE : tensor->tensor.device_id;
     nrm_status status = make_resource(tensor, &resource);
     if (status != NRM_OK) {
-        dlpack_drop(tensor);
-        return errors_raise(state, status);
+        (void)errors_raise(state, status);
+        refuse(tensor);
+        return NULL;
     }
     PyObject *mr = memory_resource_wrap(state, resource);
     nrm_resource_release(resource);
@@ -215,25 +225,31 @@ make_view(PyArray_Descr *dtype, int n_dims, npy_intp *shape, npy_intp *strides,
                                 NULL);
 }
 
-/* Of a tensor that came from here, the buffer that has its memory; else a new one. Steals
-   the tensor. */
+/* The buffer of a tensor that came from here; NULL without an error: of one that did not. */
+static PyObject *
+find_own_base(struct module_state *state, const struct dlpack_versioned *tensor)
+{
+    PyObject *owner = dlpack_owner_of(tensor);
+    PyObject *base = owner;
+    if (owner != NULL && PyObject_TypeCheck(owner, state->device_array_type)) {
+        base = device_array_from(owner)->base;
+    }
+    bool is_buffer = base != NULL &&
+                     PyObject_TypeCheck(base, state->device_buffer_type);
+    base = is_buffer ? Py_NewRef(base) : NULL;
+    Py_XDECREF(owner);
+    return base;
+}
+
+/* Steals the tensor. */
 static PyObject *
 find_base(struct module_state *state, struct dlpack_versioned *tensor, size_t nbytes)
 {
-    PyObject *owner = dlpack_owner_of(tensor);
-    if (owner == NULL) {
+    PyObject *base = find_own_base(state, tensor);
+    if (base == NULL) {
         return make_base(state, tensor, nbytes);
     }
-    PyObject *base = owner;
-    if (PyObject_TypeCheck(owner, state->device_array_type)) {
-        base = Py_NewRef(device_array_from(owner)->base);
-        Py_DECREF(owner);
-    }
     dlpack_drop(tensor);
-    if (!PyObject_TypeCheck(base, state->device_buffer_type)) {
-        PyErr_SetString(PyExc_BufferError, "an array of the host is no DeviceArray");
-        Py_CLEAR(base);
-    }
     return base;
 }
 
@@ -247,13 +263,13 @@ import_as(struct module_state *state, struct dlpack_versioned *tensor,
     int n_dims = tensor->tensor.n_dims;
     if (measure(&tensor->tensor, PyDataType_ELSIZE(dtype), shape, strides, &nbytes) <
         0) {
-        dlpack_drop(tensor);
+        refuse(tensor);
         return NULL;
     }
     PyObject *view =
         make_view(dtype, n_dims, shape, strides, nbytes != 0 ? data : NULL);
     if (view == NULL) {
-        dlpack_drop(tensor);
+        refuse(tensor);
         return NULL;
     }
     PyObject *base = find_base(state, tensor, nbytes);
@@ -276,7 +292,7 @@ dlpack_import(struct module_state *state, struct dlpack_versioned *tensor)
         dtype = dlpack_dtype_of(tensor->tensor.type);
     }
     if (dtype == NULL) {
-        dlpack_drop(tensor);
+        refuse(tensor);
         return NULL;
     }
     PyObject *array = import_as(state, tensor, dtype);
