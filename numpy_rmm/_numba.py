@@ -1,9 +1,9 @@
 """What Numba is told of our arrays; only ever used where Numba is loaded.
 
-Numba types each argument at each launch (``_numba_type_``) and then makes of it what it
-reads address, shape and strides of. For ours that would be a DLPack capsule and a view
-over it. They have all these attributes themselves, so Numba is told to take them as they
-are: it asks ``numba.cuda.dispatcher.wrap_arg``, where objects of its own kind of hint pass
+Numba types each argument at each launch (``_numba_type_``) and then makes of it what
+it reads address, shape and strides of. For ours that would be a DLPack capsule and a
+view over it. They have these attributes themselves, so Numba is told to take them as
+they are: it asks ``numba.cuda.dispatcher.wrap_arg``, where hints of its own pass
 through. That name is private: where it is gone, ours go the way of DLPack.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -27,13 +28,14 @@ def array_type(dtype: np.dtype[Any], ndim: int, layout: str) -> object:
     if "numba.cuda" not in sys.modules:
         raise AttributeError("_numba_type_: numba.cuda is not imported")
     try:
-        from numba.cuda.np.numpy_support import from_dtype
-        from numba.cuda.types import Array
-    except ImportError:  # Numba's own CUDA target, before numba-cuda
-        from numba.np.numpy_support import from_dtype
-        from numba.types import Array
+        support = import_module("numba.cuda.np.numpy_support")
+        types = import_module("numba.cuda.types")
+    except ModuleNotFoundError:  # Numba's own CUDA target, before numba-cuda
+        support = import_module("numba.np.numpy_support")
+        types = import_module("numba.types")
     _take_as_they_are()
-    return Array(from_dtype(dtype), ndim, layout)
+    found: object = types.Array(support.from_dtype(dtype), ndim, layout)
+    return found
 
 
 def _take_as_they_are() -> None:
@@ -47,12 +49,12 @@ def _take_as_they_are() -> None:
 
 
 def _wrapper(original: Callable[..., object]) -> Callable[..., object]:
-    def wrap_arg(value: object, *args: Any, **kwargs: Any) -> object:
+    def wrap_arg(value: Any, *args: Any, **kwargs: Any) -> object:
         kind = type(value)
         if kind is DeviceArray:
             return value
         if kind is DeviceScalar:
-            return value[...]  # type: ignore[index]
+            return value[...]
         if kind is DeviceBuffer:
             return _bytes_of_buffer(value)
         return original(value, *args, **kwargs)

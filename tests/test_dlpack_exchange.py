@@ -192,9 +192,7 @@ def test_a_buffer_is_its_bytes() -> None:
     assert (tensor.data, shape_of(tensor)) == (buffer.ptr, (200,))
 
 
-def test_a_tensor_keeps_the_memory(
-    exchange: Exchange, pool: mr.MemoryResource
-) -> None:
+def test_a_tensor_keeps_the_memory(exchange: Exchange, pool: mr.MemoryResource) -> None:
     array = to_device(host(), mr=pool)
     held = take(exchange, array)
     del array
@@ -277,7 +275,10 @@ class Foreign:
         codes = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
         found = np.dtype(dtype)
         self.managed = Managed(
-            major=1, minor=1, deleter=Deleter(self.delete), flags=changes.pop("flags", 0)
+            major=1,
+            minor=1,
+            deleter=Deleter(self.delete),
+            flags=changes.pop("flags", 0),
         )
         self.managed.major = changes.pop("major", 1)
         self.managed.tensor = Tensor(
@@ -450,7 +451,9 @@ def test_a_page_locked_array_says_so() -> None:
     assert array[0, 0] == 5
     assert seen.__dlpack_device__() == (3, 0)
     assert array.__dlpack_device__() == (1, 0)  # as before
-    assert np.from_dlpack(Asking(view, dl_device=(1, 0))).ctypes.data == seen.ctypes.data
+    assert (
+        np.from_dlpack(Asking(view, dl_device=(1, 0))).ctypes.data == seen.ctypes.data
+    )
 
 
 def test_a_page_locked_array_lives_as_long_as_it_is_used() -> None:
@@ -471,7 +474,7 @@ def test_a_pinned_array_too() -> None:
         as_dlpack_pinned(array)
     with numpy_rmm.pin(array):
         assert np.from_dlpack(as_dlpack_pinned(array)).ctypes.data == array.ctypes.data
-    with pytest.raises(TypeError, match="must be a numpy.ndarray, not list"):
+    with pytest.raises(TypeError, match=r"must be a numpy\.ndarray, not list"):
         as_dlpack_pinned([1])  # type: ignore[arg-type]
 
 
@@ -481,7 +484,7 @@ def test_a_read_only_array_stays_so() -> None:
     array.flags.writeable = False
     view = as_dlpack_pinned(array)
     assert not np.from_dlpack(view).flags.writeable
-    with pytest.raises(BufferError, match="only DLPack 1.0 can say"):
+    with pytest.raises(BufferError, match=r"only DLPack 1\.0 can say"):
         view.__dlpack__()
 
 

@@ -74,8 +74,8 @@ class _PinnedBlock:
 def cupy_pinned_allocator(nbytes: int) -> Any:
     """Page-locked memory for CuPy, for ``cupy.cuda.set_pinned_memory_allocator``.
 
-    It is of the pool "pinned" of the registry, as large as was asked for (CuPy's own pool
-    rounds up to a power of two), and is handed out again when the GPU is done with it.
+    It is of the pool "pinned" of the registry, as large as was asked for (CuPy's own
+    pool rounds up to a power of two), and handed out again when the GPU is done.
 
     Parameters
     ----------

@@ -22,6 +22,11 @@ from numpy_rmm.allocators._library import library
 
 __all__ = ["RMMNumbaManager"]
 
+TYPE_CHECKING = False  # of typing, which need not be imported for it
+
+if TYPE_CHECKING:
+    RMMNumbaManager: Any = None
+
 
 def __getattr__(name: str) -> Any:
     # Numba reads the second name where the environment variable names this module.
@@ -134,20 +139,16 @@ def _driver() -> Any:
     return library("numba.cuda.cudadrv.driver", "numba-cuda")
 
 
+_DOC = """Numba's memory of numpy_rmm: of devices, page-locked and managed.
+
+What ``get_ipc_handle`` returns names the block of the driver that the memory lies in.
+Memory of a pool that maps its segments (the option ``segments``) has no such handle:
+the driver refuses with CUDA_ERROR_INVALID_VALUE.
+"""
+
+
 @functools.cache
 def _manager_class() -> type:
     cuda = library("numba.cuda", "numba-cuda")
-
-    class RMMNumbaManager(  # type: ignore[misc,name-defined]
-        _Allocations, cuda.GetIpcHandleMixin, cuda.HostOnlyCUDAMemoryManager
-    ):
-        """Numba's memory of numpy_rmm: of devices, page-locked and managed.
-
-        What ``get_ipc_handle`` returns names the driver's block that the memory lies in.
-        Memory of a pool that maps its segments (the option ``segments``) has no such
-        handle: the driver refuses with CUDA_ERROR_INVALID_VALUE.
-        """
-
-    RMMNumbaManager.__module__ = __name__
-    RMMNumbaManager.__qualname__ = "RMMNumbaManager"
-    return RMMNumbaManager
+    bases = (_Allocations, cuda.GetIpcHandleMixin, cuda.HostOnlyCUDAMemoryManager)
+    return type("RMMNumbaManager", bases, {"__module__": __name__, "__doc__": _DOC})

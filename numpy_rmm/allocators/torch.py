@@ -27,6 +27,11 @@ from numpy_rmm.allocators._library import library
 
 __all__ = ["rmm_torch_allocator"]
 
+TYPE_CHECKING = False  # of typing, which need not be imported for it
+
+if TYPE_CHECKING:
+    rmm_torch_allocator: Any = None
+
 # c10::detail::torchCheckFail(const char *, const char *, uint32_t, const char *)
 _THROW = "_ZN3c106detail14torchCheckFailEPKcS2_jS2_"
 # c10::cuda::CUDACachingAllocator::allocator
@@ -55,8 +60,8 @@ def _allocator() -> Any:
 
     Memory is of the current resource of its device, in the order of PyTorch's streams,
     and goes back to the resource that it came from. ``Tensor.record_stream`` and
-    ``torch.cuda.empty_cache`` are heard. Memory that cannot be had is a RuntimeError, or
-    in a ``MemPool`` PyTorch's own ``OutOfMemoryError``.
+    ``torch.cuda.empty_cache`` are heard. Memory that cannot be had is a RuntimeError,
+    or in a ``MemPool`` PyTorch's own ``OutOfMemoryError``.
     """
     memory = library("torch.cuda.memory", "torch")
     path = _core.__file__
