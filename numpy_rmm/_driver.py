@@ -44,6 +44,7 @@ CALLS = {
     "cuGetErrorString": ("cuGetErrorString", 6000, "iS"),
     "cuDeviceGet": ("cuDeviceGet", 2000, "Ii"),
     "cuDeviceGetCount": ("cuDeviceGetCount", 2000, "I"),
+    "cuDeviceCanAccessPeer": ("cuDeviceCanAccessPeer", 4000, "Iii"),
     "cuDeviceGetName": ("cuDeviceGetName", 2000, "sii"),
     "cuDeviceGetAttribute": ("cuDeviceGetAttribute", 2000, "Iii"),
     "cuDeviceTotalMem": ("cuDeviceTotalMem_v2", 3020, "Zi"),
