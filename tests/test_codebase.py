@@ -143,7 +143,12 @@ def test_the_changelog_has_a_heading_for_the_version() -> None:
 
 # ---- the public names ----------------------------------------------------------------
 
-PUBLIC_MODULES = ["numpy_rmm", "numpy_rmm.mr", "numpy_rmm.testing"]
+PUBLIC_MODULES = [
+    "numpy_rmm",
+    "numpy_rmm.allocators",
+    "numpy_rmm.mr",
+    "numpy_rmm.testing",
+]
 
 
 def public_names() -> list[tuple[str, str]]:

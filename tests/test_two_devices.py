@@ -1,7 +1,7 @@
 """Two devices: whose memory it is, whose stream, whose thread.
 
-All holds on the simulated driver and on a machine with two GPUs; what kernels do with the
-memory of another device is in tests/gpu/test_two_devices.py.
+All holds on the simulated driver and on a machine with two GPUs; what kernels do with
+the memory of another device is in tests/gpu/test_two_devices.py.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import gc
 import os
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -72,21 +73,8 @@ def restore_resources() -> None:
 
 def in_thread(function: Callable[[], Any]) -> Any:
     """What a function returns that runs in a thread of its own."""
-    results: list[Any] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(function())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(function).result()
 
 
 def on(driver: Driver, device: int, function: Callable[[], Any]) -> Any:
@@ -107,9 +95,7 @@ def host(seed: int = 0) -> np.ndarray:
 
 
 def test_each_device_has_a_resource_of_its_own(driver: Driver) -> None:
-    mine = mr.StatisticsResourceAdaptor(
-        mr.PoolMemoryResource(mr.CudaMemoryResource())
-    )
+    mine = mr.StatisticsResourceAdaptor(mr.PoolMemoryResource(mr.CudaMemoryResource()))
     default = mr.get_per_device_resource(0)
     mr.set_per_device_resource(1, mine)
     assert mr.get_per_device_resource(1) is mine
@@ -229,7 +215,7 @@ def test_a_copy_comes_behind_the_other_devices_stream(driver: Driver) -> None:
 def test_memory_used_on_the_other_devices_stream_is_not_handed_out_early(
     driver: Driver,
 ) -> None:
-    """A block goes back behind the stream it is freed on, whichever device that is of."""
+    """A block goes back behind the stream that it is freed on, of whichever device."""
     pool = mr.PoolMemoryResource(mr.CudaMemoryResource(device=0), segments="alloc")
     driver.activate(1)
     other = Stream(flags=1)
