@@ -109,20 +109,31 @@ make_of_shape(struct module_state *state, PyTypeObject *type, const PyArray_Dims
 }
 
 PyObject *
-device_array_make(struct module_state *state, PyTypeObject *type, PyObject *shape,
-                  PyObject *dtype, bool is_fortran, PyObject *stream, PyObject *mr)
+device_array_of_shape(struct module_state *state, PyTypeObject *type, int n_dims,
+                      const Py_ssize_t *shape, PyObject *dtype, bool is_fortran,
+                      PyObject *stream, PyObject *mr)
 {
-    PyArray_Dims dims = {NULL, 0};
+    const PyArray_Dims dims = {(npy_intp *)shape, n_dims};
     PyArray_Descr *found = find_dtype(dtype);
     if (found == NULL) {
         return NULL;
     }
-    PyObject *self = NULL;
-    if (PyArray_IntpConverter(shape, &dims) == NPY_SUCCEED) {
-        self = make_of_shape(state, type, &dims, found, is_fortran, stream, mr);
-    }
-    PyDimMem_FREE(dims.ptr);
+    PyObject *self = make_of_shape(state, type, &dims, found, is_fortran, stream, mr);
     Py_DECREF(found);
+    return self;
+}
+
+PyObject *
+device_array_make(struct module_state *state, PyTypeObject *type, PyObject *shape,
+                  PyObject *dtype, bool is_fortran, PyObject *stream, PyObject *mr)
+{
+    PyArray_Dims dims = {NULL, 0};
+    if (PyArray_IntpConverter(shape, &dims) != NPY_SUCCEED) {
+        return NULL;
+    }
+    PyObject *self = device_array_of_shape(state, type, dims.len, dims.ptr, dtype,
+                                           is_fortran, stream, mr);
+    PyDimMem_FREE(dims.ptr);
     return self;
 }
 

@@ -37,6 +37,11 @@ PyObject *device_array_make(struct module_state *state, PyTypeObject *type,
                             PyObject *shape, PyObject *dtype, bool is_fortran,
                             PyObject *stream, PyObject *mr);
 
+/* The same of a shape that is known. */
+PyObject *device_array_of_shape(struct module_state *state, PyTypeObject *type,
+                                int n_dims, const Py_ssize_t *shape, PyObject *dtype,
+                                bool is_fortran, PyObject *stream, PyObject *mr);
+
 /* The same memory in another shape: `view` is a view of the array's own (stolen, may be
    NULL). */
 PyObject *device_array_of_view(struct module_state *state, struct device_array *self,

@@ -266,24 +266,29 @@ copy_elements(struct module_state *state, PyObject *dst, PyObject *src)
     return byte_copy_run(state, &copy);
 }
 
+/* NumPy's order "A" for a new one like `view`. */
+static bool
+is_fortran(PyArrayObject *view)
+{
+    return PyArray_IS_F_CONTIGUOUS(view) && !PyArray_IS_C_CONTIGUOUS(view);
+}
+
 static PyObject *
 copy(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     struct module_state *state = type_state(Py_TYPE(object));
     PyArrayObject *view = view_of(object);
-    bool is_fortran = PyArray_IS_F_CONTIGUOUS(view) && !PyArray_IS_C_CONTIGUOUS(view);
-    PyObject *shape = state == NULL || errors_begin_call() < 0
-                          ? NULL
-                          : PyObject_GetAttrString((PyObject *)view, "shape");
-    PyObject *stream =
-        shape == NULL ? NULL : device_memory_stream(state, &buffer_of(object)->memory);
-    PyObject *other =
-        stream == NULL ? NULL
-                       : device_array_make(state, state->device_array_type, shape,
-                                           (PyObject *)PyArray_DESCR(view), is_fortran,
-                                           stream, buffer_of(object)->memory.mr_object);
-    Py_XDECREF(shape);
-    Py_XDECREF(stream);
+    struct device_memory *memory = &buffer_of(object)->memory;
+    PyObject *stream = state == NULL || errors_begin_call() < 0
+                           ? NULL
+                           : device_memory_stream(state, memory);
+    if (stream == NULL) {
+        return NULL;
+    }
+    PyObject *other = device_array_of_shape(
+        state, state->device_array_type, PyArray_NDIM(view), PyArray_DIMS(view),
+        (PyObject *)PyArray_DESCR(view), is_fortran(view), stream, memory->mr_object);
+    Py_DECREF(stream);
     if (other != NULL && copy_elements(state, other, object) < 0) {
         Py_CLEAR(other);
     }
@@ -411,13 +416,10 @@ static PyObject *
 of_host(struct module_state *state, PyTypeObject *type, PyArrayObject *host,
         PyObject *stream, PyObject *mr)
 {
-    bool is_fortran = PyArray_IS_F_CONTIGUOUS(host) && !PyArray_IS_C_CONTIGUOUS(host);
-    PyObject *shape = PyObject_GetAttrString((PyObject *)host, "shape");
-    PyObject *self = shape == NULL ? NULL
-                                   : device_array_make(state, type, shape,
-                                                       (PyObject *)PyArray_DESCR(host),
-                                                       is_fortran, stream, mr);
-    Py_XDECREF(shape);
+    PyObject *self = device_array_of_shape(state, type, PyArray_NDIM(host),
+                                           PyArray_DIMS(host),
+                                           (PyObject *)PyArray_DESCR(host),
+                                           is_fortran(host), stream, mr);
     if (self != NULL && device_array_copyto(self, (PyObject *)host, stream) < 0) {
         Py_CLEAR(self);
     }

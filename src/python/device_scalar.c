@@ -57,11 +57,8 @@ scalar_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
         signature_bind_tuple(&signature, args, keywords, values) < 0) {
         return NULL;
     }
-    PyObject *shape = PyTuple_New(0);
-    PyObject *self = shape == NULL ? NULL
-                                   : device_array_make(state, type, shape, values[0],
-                                                       false, values[2], values[3]);
-    Py_XDECREF(shape);
+    PyObject *self = device_array_of_shape(state, type, 0, NULL, values[0], false,
+                                           values[2], values[3]);
     if (self != NULL && values[1] != NULL && values[1] != Py_None &&
         set_value(self, values[1], values[2]) < 0) {
         Py_CLEAR(self);

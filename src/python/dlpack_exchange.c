@@ -184,20 +184,12 @@ make_like(struct module_state *state, const struct dlpack_tensor *like)
 {
     PyObject *mr = resource_for(state, like);
     PyArray_Descr *dtype = mr == NULL ? NULL : dlpack_dtype_of(like->type);
-    PyObject *shape = dtype == NULL ? NULL : PyTuple_New(like->n_dims);
-    for (int i = 0; shape != NULL && i < like->n_dims; i++) {
-        PyObject *length = PyLong_FromLongLong(like->shape[i]);
-        if (length == NULL) {
-            Py_CLEAR(shape);
-            break;
-        }
-        PyTuple_SET_ITEM(shape, i, length);
-    }
-    PyObject *array = shape == NULL
+    PyObject *array = dtype == NULL
                           ? NULL
-                          : device_array_make(state, state->device_array_type, shape,
-                                              (PyObject *)dtype, false, NULL, mr);
-    Py_XDECREF(shape);
+                          : device_array_of_shape(state, state->device_array_type,
+                                                  like->n_dims,
+                                                  (const Py_ssize_t *)like->shape,
+                                                  (PyObject *)dtype, false, NULL, mr);
     Py_XDECREF(dtype);
     Py_XDECREF(mr);
     return array;
