@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 import numpy_rmm
+from numpy_rmm import mr
 from numpy_rmm.testing import Driver, SimulatedCuda, simulate_cuda
 
 ON_GPU = os.environ.get("NUMPY_RMM_TEST_GPU") == "1"
@@ -77,6 +78,17 @@ def nothing_stays_locked(request: pytest.FixtureRequest) -> Iterator[None]:
     assert n_left() == 0
     if machine is not None:
         assert machine.faults() == []
+
+
+@pytest.fixture
+def counted(cuda: Driver) -> Iterator[mr.MemoryResource]:
+    """The current resource of the first device, which counts."""
+    cuda.activate()
+    pool = mr.PoolMemoryResource(mr.CudaMemoryResource())
+    resource = mr.StatisticsResourceAdaptor(pool)
+    mr.set_per_device_resource(0, resource)
+    yield resource
+    mr.set_per_device_resource(0, None)
 
 
 def pytest_collection_modifyitems(

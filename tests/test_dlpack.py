@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import sys
 import threading
 import weakref
 from collections.abc import Callable
 from ctypes import (
-    POINTER,
     Structure,
     c_char_p,
-    c_int32,
-    c_int64,
-    c_uint8,
-    c_uint16,
     c_uint32,
     c_uint64,
     c_void_p,
 )
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,22 +29,10 @@ import numpy_rmm
 from numpy_rmm import DeviceBuffer, Stream, mr
 from numpy_rmm.testing import Driver, SimulatedCuda
 
+sys.path.append(str(Path(__file__).parent))
+from dlpack_structures import Tensor
+
 NBYTES = 1 << 16
-
-
-class Tensor(Structure):
-    _fields_ = [
-        ("data", c_void_p),
-        ("device_type", c_int32),
-        ("device_id", c_int32),
-        ("n_dims", c_int32),
-        ("code", c_uint8),
-        ("bits", c_uint8),
-        ("lanes", c_uint16),
-        ("shape", POINTER(c_int64)),
-        ("strides", POINTER(c_int64)),
-        ("byte_offset", c_uint64),
-    ]
 
 
 class Plain(Structure):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import sys
 import threading
 from collections.abc import Callable
 from ctypes import (
@@ -15,13 +16,12 @@ from ctypes import (
     c_int,
     c_int32,
     c_int64,
-    c_uint8,
-    c_uint16,
     c_uint32,
     c_uint64,
     c_void_p,
     py_object,
 )
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,21 +39,8 @@ from numpy_rmm import (
 )
 from numpy_rmm.testing import Driver
 
-
-class Tensor(Structure):
-    _fields_ = [
-        ("data", c_void_p),
-        ("device_type", c_int32),
-        ("device_id", c_int32),
-        ("n_dims", c_int32),
-        ("code", c_uint8),
-        ("bits", c_uint8),
-        ("lanes", c_uint16),
-        ("shape", POINTER(c_int64)),
-        ("strides", POINTER(c_int64)),
-        ("byte_offset", c_uint64),
-    ]
-
+sys.path.append(str(Path(__file__).parent))
+from dlpack_structures import Tensor
 
 Deleter = CFUNCTYPE(None, c_void_p)
 

@@ -52,17 +52,6 @@ def driver() -> Driver:
     return driver
 
 
-@pytest.fixture
-def counted() -> Iterator[mr.MemoryResource]:
-    """The current resource of the device, which counts."""
-    resource = mr.StatisticsResourceAdaptor(
-        mr.PoolMemoryResource(mr.CudaMemoryResource())
-    )
-    mr.set_current_device_resource(resource)
-    yield resource
-    mr.set_current_device_resource(None)
-
-
 def count(resource: mr.MemoryResource) -> int:
     gc.collect()
     return resource.statistics().current_count
