@@ -16,6 +16,7 @@ from __future__ import annotations
 TYPE_CHECKING = False  # of typing, which need not be imported for it
 
 try:
+    from numpy_rmm import _capture_hooks
     from numpy_rmm._core import (
         DEFAULT_STREAM,
         LEGACY_DEFAULT_STREAM,
@@ -143,6 +144,8 @@ __all__ = [
 ]
 
 CudaStreamPool = StreamPool  # as RMM calls it
+
+_capture_hooks.watch()
 
 # Where the names live that are made at their first use (PEP 562).
 _MODULES = {"allocators", "mr", "testing"}

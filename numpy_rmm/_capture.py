@@ -19,7 +19,7 @@ def stream_capture() -> Iterator[None]:
     the capture, and pools of device memory ask whether a stream is being captured: what
     is allocated or freed on it then belongs to the graph until the graph and all that
     was instantiated from it are destroyed. Streams of other libraries are asked about
-    without it.
+    without it, and captures by PyTorch and CuPy announce themselves.
 
     Yields
     ------

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from numpy_rmm import _core
+from numpy_rmm import _capture_hooks, _core
 
 __all__ = ["Info", "info"]
 
@@ -132,6 +132,8 @@ def _cuda() -> dict[str, Any]:
         cuda["missing"] = driver["missing"]
     if driver["forked"]:
         cuda["forked"] = "this process was forked after cuInit, and cannot use CUDA"
+    if _capture_hooks.hooked:
+        cuda["capture_hooks"] = dict(_capture_hooks.hooked)
     for device in range(driver["n_devices"]):
         cuda[f"device {device}"] = _core._cuda_device(device)
     return cuda

@@ -329,23 +329,26 @@ no_memory(void)
     return nrm__error(NRM_OUT_OF_MEMORY, "no memory to describe a stream capture");
 }
 
-/* NRM_NOT_FOUND (not recorded): the capture is not in the list yet. */
+/* NRM_NOT_FOUND (not recorded): the capture is not in the list yet. `stream` may be NULL: the
+   tags are of no stream then; and `pool`: none is kept. */
 static nrm_status
 join(uint64_t id, const nrm_stream *stream, nrm_resource *pool,
      struct nrm__capture_tags *out)
 {
     nrm_status status = NRM_NOT_FOUND;
+    uintptr_t origin = stream != NULL ? origin_of(stream) : ORIGIN_OF_NONE;
     nrm__lock_acquire(&lock);
     struct capture *capture = find_locked(id);
     if (capture != NULL) {
         const struct member *held = get_member_locked(capture, ORIGIN_OF_NONE);
-        const struct member *own = get_member_locked(capture, origin_of(stream));
+        const struct member *own = get_member_locked(capture, origin);
         status = NRM_OUT_OF_MEMORY;
-        if (held != NULL && own != NULL && keep_locked(capture, pool)) {
+        if (held != NULL && own != NULL &&
+            (pool == NULL || keep_locked(capture, pool))) {
             *out = (struct nrm__capture_tags){.own = own->tag, .held = held->tag};
             status = NRM_OK;
         }
-        if (nrm__stream_stays(stream)) {
+        if (stream != NULL && nrm__stream_stays(stream)) {
             set_open_locked(capture, true);
         }
     }
@@ -389,6 +392,18 @@ list(const struct nrm__cuda_capture *seen)
     return NRM_OK;
 }
 
+static nrm_status
+join_or_list(const struct nrm__cuda_capture *seen, const nrm_stream *stream,
+             nrm_resource *pool, struct nrm__capture_tags *out)
+{
+    nrm_status status = join(seen->id, stream, pool, out);
+    if (status == NRM_NOT_FOUND) {
+        NRM_TRY(list(seen));
+        status = join(seen->id, stream, pool, out);
+    }
+    return status;
+}
+
 /* A capture of the stream that was known to go on is over, unless it is this one. */
 static void
 note_ends(const nrm_stream *stream, uint64_t id)
@@ -423,12 +438,23 @@ nrm__capture_find(nrm_stream *stream, int device, nrm_resource *pool,
     if (seen.id == 0) {
         return NRM_OK;
     }
-    nrm_status status = join(seen.id, stream, pool, out);
-    if (status == NRM_NOT_FOUND) {
-        NRM_TRY(list(&seen));
-        status = join(seen.id, stream, pool, out);
+    return join_or_list(&seen, stream, pool, out);
+}
+
+nrm_status
+nrm__capture_find_held(uintptr_t handle, struct nrm__order_tag *out)
+{
+    struct nrm__cuda_capture seen = {0};
+    struct nrm__capture_tags tags;
+    void *token = nrm__detach();
+    bool is_captured = nrm__cuda_capture_find(NRM_DEVICE_NONE, handle, &seen);
+    nrm__attach(token);
+    if (!is_captured || seen.id == 0 || !nrm__cuda_can_retain()) {
+        return NRM_NOT_FOUND;
     }
-    return status;
+    NRM_TRY(join_or_list(&seen, NULL, NULL, &tags));
+    *out = tags.held;
+    return NRM_OK;
 }
 
 /* ---- announcing ---- */

@@ -66,6 +66,12 @@ NRM_NODISCARD nrm_status nrm__capture_find(nrm_stream *stream, int device,
                                            nrm_resource *pool,
                                            struct nrm__capture_tags *out);
 
+/* The tag of whatever the graph may use that the stream is captured for. NRM_NOT_FOUND (not
+   recorded): it is not captured, or it cannot be known when the graph is gone. Of a bare
+   handle, which the caller vouches for. No lock held. */
+NRM_NODISCARD nrm_status nrm__capture_find_held(uintptr_t handle,
+                                                struct nrm__order_tag *out);
+
 /* Closes the tags of graphs that are gone. Makes no driver call; one load when there is none.
    Pools that only a graph kept alive end here. No lock held. */
 void nrm__captures_reap(void);

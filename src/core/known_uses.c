@@ -18,6 +18,7 @@
 #include "base/planted.h"
 #include "core/background.h"
 #include "core/capture.h"
+#include "core/capture_frees.h"
 #include "core/nodes.h"
 #include "core/order_slots.h"
 #include "cuda/driver.h"
@@ -294,22 +295,13 @@ had_uses(uintptr_t start)
 
 #endif
 
-struct nrm__use *
-nrm__known_uses_take(const struct nrm__block *block)
+static struct nrm__use *
+take_noted(const struct nrm__block *block, bool is_forked)
 {
-#ifdef NRM_PLANTED_FAULTS
-    nrm__planted_is_done = NRM_PLANTED(KNOWN_USE_SHORTENS) &&
-                           had_uses((uintptr_t)block->ptr);
-#endif
     uintptr_t start = (uintptr_t)block->ptr;
     struct nrm__use *taken = NULL;
-    if (!atomic_load_explicit(&nrm__known_uses_any, memory_order_relaxed)) {
-        return NULL;
-    }
     struct stripe *stripe = stripe_of(start);
     struct nrm__use **link = head_of(stripe, start);
-    bool is_forked =
-        nrm__cuda_is_forked(); /* the GPU knows nothing of a child's pages */
     stripe_acquire(stripe);
     while (*link != NULL) {
         struct nrm__use *use = *link;
@@ -327,10 +319,32 @@ nrm__known_uses_take(const struct nrm__block *block)
     return taken;
 }
 
+struct nrm__use *
+nrm__known_uses_take(const struct nrm__block *block)
+{
+#ifdef NRM_PLANTED_FAULTS
+    nrm__planted_is_done = NRM_PLANTED(KNOWN_USE_SHORTENS) &&
+                           had_uses((uintptr_t)block->ptr);
+#endif
+    struct nrm__use *taken = NULL;
+    /* The GPU knows nothing of a child's pages. */
+    bool is_forked = nrm__cuda_is_forked();
+    if (atomic_load_explicit(&nrm__known_uses_any, memory_order_relaxed)) {
+        taken = take_noted(block, is_forked);
+    }
+    if (nrm__capture_owns_frees() && !is_forked) {
+        nrm__capture_add_uses(block, &taken);
+    }
+    return taken;
+}
+
 bool
 nrm__known_uses_has(const struct nrm__block *block)
 {
     uintptr_t start = (uintptr_t)block->ptr;
+    if (nrm__capture_owns_frees() && nrm__capture_owns(block)) {
+        return true;
+    }
     if (!atomic_load_explicit(&nrm__known_uses_any, memory_order_relaxed)) {
         return false;
     }

@@ -22,6 +22,7 @@
 #include "base/planted.h"
 #include "core/background.h"
 #include "core/hooks.h"
+#include "core/watch.h"
 #include "cuda/event.h"
 #include "os/fork.h"
 #include "os/system.h"
@@ -50,6 +51,7 @@ static atomic_uint_least64_t n_closed, n_records, n_waits, n_polls;
 
 static struct nrm__lock epochs_lock = NRM__LOCK_INIT(NRM__RANK_EPOCHS);
 static struct slot slots[MAX_PENDING];
+static int n_forbidders; /* under the lock */
 
 /* How long allocations wait for the oldest epoch, all together: once, and longer where
    epochs before it have needed longer. A GPU that is slower than the program makes it wait
@@ -108,11 +110,29 @@ nrm__epoch_is_lost(void)
     return lost != 0 && lost - 1 == nrm__cuda_generations();
 }
 
+/* For each reason there is to forbid it, as another may last. */
+static void
+update_forbids(int n_more)
+{
+    nrm__lock_acquire(&epochs_lock);
+    n_forbidders += n_more;
+    bool forbids = n_forbidders != 0 || atomic_load(&lost_generations) != 0 ||
+                   nrm__is_watched();
+    atomic_store(&nrm__epoch_forbids, forbids);
+    nrm__lock_release(&epochs_lock);
+}
+
+void
+nrm__epoch_forbid(bool does)
+{
+    update_forbids(does ? 1 : -1);
+}
+
 static void
 note_lost(void)
 {
     atomic_store(&lost_generations, nrm__cuda_generations() + 1);
-    atomic_store(&nrm__epoch_forbids, true);
+    update_forbids(0);
     nrm__warning_post(
         NRM__WARN_DEVICE_LOST,
         "the CUDA device reports an error that it cannot recover from (%s); "
@@ -414,7 +434,7 @@ nrm__epoch_forget_contexts(void)
     raise_to(&recorded_number, number);
     raise_to(&done_number, number);
     atomic_store(&lost_generations, 0);
-    atomic_store(&nrm__epoch_forbids, false);
+    update_forbids(0);
     nrm__lock_acquire(&epochs_lock);
     memset(&patience, 0, sizeof patience);
     nrm__lock_release(&epochs_lock);

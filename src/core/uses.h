@@ -46,6 +46,9 @@ bool nrm__epoch_is_lost(void);
 /* From then on: threads hand out nothing that they keep of memory which GPUs see. */
 extern atomic_bool nrm__epoch_forbids;
 
+/* Forbids that, or no longer; each caller does the one and then the other. */
+void nrm__epoch_forbid(bool does);
+
 /* Says, once, that a record has broken a capture: NRM__RECORD_INVALIDATED. */
 void nrm__epoch_warn_capture(int device);
 

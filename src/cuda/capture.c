@@ -64,17 +64,24 @@ nrm__cuda_capture_find(int device, uintptr_t handle, struct nrm__cuda_capture *o
     return captures;
 }
 
+bool
+nrm__cuda_can_retain(void)
+{
+    const struct nrm__driver *driver = nrm__cuda_driver();
+    return driver != NULL && driver->cuUserObjectCreate != NULL &&
+           driver->cuUserObjectRelease != NULL &&
+           driver->cuGraphRetainUserObject != NULL;
+}
+
 enum nrm__cuda_retained
 nrm__cuda_capture_retain(nrm_CUgraph graph, void *data, nrm_CUhostFn gone)
 {
     const struct nrm__driver *driver = nrm__cuda_driver();
     nrm_CUuserObject object;
-    bool can = driver != NULL && graph != NULL && driver->cuUserObjectCreate != NULL &&
-               driver->cuUserObjectRelease != NULL &&
-               driver->cuGraphRetainUserObject != NULL;
-    if (!can || driver->cuUserObjectCreate(&object, data, gone, 1,
-                                           NRM_CU_USER_OBJECT_NO_DESTRUCTOR_SYNC) !=
-                    NRM_CUDA_SUCCESS) {
+    if (graph == NULL || !nrm__cuda_can_retain() ||
+        driver->cuUserObjectCreate(&object, data, gone, 1,
+                                   NRM_CU_USER_OBJECT_NO_DESTRUCTOR_SYNC) !=
+            NRM_CUDA_SUCCESS) {
         return NRM__CAPTURE_UNRETAINED;
     }
     if (driver->cuGraphRetainUserObject(

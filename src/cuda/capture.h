@@ -33,6 +33,9 @@ enum nrm__cuda_retained {
     NRM__CAPTURE_REFUSED,    /* by the graph: `gone` is called all the same */
 };
 
+/* Whether graphs can hold an object here. */
+bool nrm__cuda_can_retain(void);
+
 /* Lets the graph hold `data`: when nothing can be launched any more and all launches are
    done, a thread of the driver calls `gone(data)`, which may not call the driver. Not when
    the context is reset. */

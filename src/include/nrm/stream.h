@@ -66,6 +66,22 @@ NRM_API NRM_NODISCARD nrm_status nrm_stream_synchronize(nrm_stream *stream);
 NRM_API void nrm_capture_begin(void);
 NRM_API void nrm_capture_end(void);
 
+/*
+ * Between the two, once the capture of the stream has begun: page-locked and managed memory
+ * that any thread gives back from now on belongs to the graph, which may replay a copy that
+ * reads it. It comes back when the graph, and all that was instantiated of it, is destroyed.
+ * The handle must be that of a stream that lives; here it is the driver's, and later only a
+ * name. NRM_NOT_FOUND: it is not captured, or the driver (before CUDA 12.3) cannot tell when a
+ * graph ends. NRM_CUDA_UNAVAILABLE. nrm_capture_disown_frees, before nrm_capture_end, takes a handle that owns
+ * nothing too.
+ */
+NRM_API NRM_NODISCARD nrm_status nrm_capture_own_frees(uintptr_t handle);
+NRM_API void nrm_capture_disown_frees(uintptr_t handle);
+
+/* Whether a stream is being captured, and the capture was not invalidated. Of a handle that
+   the caller vouches for; asks the driver, which is loaded for it, and no capture minds. */
+NRM_API bool nrm_stream_is_captured(uintptr_t handle);
+
 NRM_API void nrm_stream_retain(nrm_stream *stream);
 NRM_API void nrm_stream_release(nrm_stream *stream);
 
