@@ -117,13 +117,13 @@ class Kernel:
                 "cuModuleGetFunction", ctypes.byref(self.function), module, b"spin"
             )
 
-    def launch(self, address: int, handle: int) -> None:
+    def launch(self, address: int, handle: int, clocks: int = KERNEL_CLOCKS) -> None:
         """On the simulated driver, which runs no kernels, a fill."""
         if self.machine.library is None:
             driver = self.machine.driver
             driver.check(driver.cuMemsetD8Async(address, 1, 8, handle))
             return
-        values = ctypes.c_uint64(address), ctypes.c_uint64(KERNEL_CLOCKS)
+        values = ctypes.c_uint64(address), ctypes.c_uint64(clocks)
         pointers = (ctypes.c_void_p * 2)(*(ctypes.addressof(value) for value in values))
         one, stream = ctypes.c_uint(1), ctypes.c_void_p(handle)
         shape = [one] * 6

@@ -1,5 +1,5 @@
-"""Runs a suite of benchmarks: ``numpy``, ``core``, ``pinned`` or ``device``; or, of all
-of them, what the targets ask for.
+"""Runs a suite of benchmarks: ``numpy``, ``core``, ``pinned``, ``device`` or ``reuse``;
+or, of all of them, what the targets ask for.
 
     python benchmarks/run.py all --limit 480 --json all.json
     python benchmarks/run.py numpy --json numpy.json
@@ -28,7 +28,7 @@ from _compile import CannotCompile
 from _progress import CannotRun, Clock, Failed, OutOfTime
 from _suite import Run, Settings, Table, numbers
 
-SUITES = ("numpy", "core", "pinned", "device")
+SUITES = ("numpy", "core", "pinned", "device", "reuse")
 QUICK_ROUNDS, ROUNDS = 2, 7
 
 # What `all` measures, in this order: the cases that targets are about, and the sizes.
@@ -57,6 +57,15 @@ ALL: tuple[tuple[str, str, list[int]], ...] = (
     ("pinned", "c_pair", []),
     ("pinned", "growth", []),
     ("pinned", "c_grow", []),
+    ("reuse", "c_use", []),
+    ("reuse", "use", []),
+    ("reuse", "c_park", []),
+    ("reuse", "c_idle_pair", []),
+    ("reuse", "fill", []),
+    ("reuse", "chain", []),
+    ("reuse", "c_copies", []),
+    ("reuse", "torch_copies", []),
+    ("reuse", "endless", []),
     ("numpy", "chain", [256 * KIB, MIB, 4 * MIB]),
     ("numpy", "patterns", []),
     ("numpy", "resize", []),
@@ -169,7 +178,12 @@ def run_one(run: Run, options: argparse.Namespace, settings: Settings) -> None:
 
 
 # What targets compare with; of the others a brief run has no use.
-BRIEF_PEERS = {"core": ("mimalloc",), "pinned": ("librmm",), "device": ("librmm",)}
+BRIEF_PEERS = {
+    "core": ("mimalloc",),
+    "pinned": ("librmm",),
+    "device": ("librmm",),
+    "reuse": ("torch",),
+}
 
 
 def run_all(run: Run, options: argparse.Namespace, settings: Settings) -> None:

@@ -34,6 +34,8 @@ HOST, GPU = ("host",), ("numpy_rmm",)
 INITIAL = (*GPU, "numpy_rmm, 64 MiB from the start")
 DEFAULT, LIMIT = ("default",), ("limit",)
 RMM = ("rmm .*", "cuMemAllocAsync")
+USES = (*GPU, "numpy_rmm recorded")
+COPIES = (*GPU, "numpy_rmm, parked_limit 4 MiB")
 BELOW_1_KIB = r"(8|64|512) B"
 KIB_TO_MIB = r"(4 KiB|64 KiB|256 KiB|1 MiB)"
 BESIDES = ("host statistics+limit", "numpy_rmm statistics+limit")
@@ -115,6 +117,29 @@ TARGETS = (
            ".*", GPU, 3e6, figure="p99"),
     Target("p99 of a pair while the pool grows, device, ns", "device/c_grow", ".*",
            GPU, 3e6, figure="p99"),
+    # safe reuse
+    Target("record_use from C, ns", "reuse/c_use", "Stream", USES, 10),
+    Target("record_use from C, bare handle, ns", "reuse/c_use", "handle", USES, 350),
+    Target("record_use, ns", "reuse/use", "Stream", GPU, 120),
+    Target("record_use, raw handle, ns", "reuse/use", "handle", GPU, 350),
+    Target("a free that parks, ns", "reuse/c_park", ".*", GPU, 15),
+    Target("pair beside an idle GPU, ns", "reuse/c_idle_pair", "64 KiB", GPU, 30),
+    Target("pair beside an idle GPU, from 1 MiB", "reuse/c_idle_pair", ".* MiB", GPU,
+           1.0, ("driver's calls",)),
+    Target("filling a new page-locked array", "reuse/fill", ".*", GPU, 1.10,
+           ("one buffer",)),
+    Target("(a+b)*(a-b)+a*2, page-locked", "reuse/chain", ".*", ("pinned",), 1.10,
+           HOST),
+    Target("copies from dropped blocks", "reuse/c_copies", ".*", COPIES, 1 / 0.97,
+           ("one buffer",)),
+    Target("copies from dropped blocks, blocks", "reuse/c_copies", ".*", GPU, 16,
+           figure="blocks"),
+    Target("copies from dropped blocks, blocks", "reuse/c_copies", ".*", COPIES[1:], 4,
+           figure="blocks"),
+    Target("PyTorch's copies from dropped arrays", "reuse/torch_copies", ".*", GPU,
+           1 / 0.95, ("one buffer",)),
+    Target("temporaries beside an endless kernel, ms", "reuse/endless", ".*", GPU, 25,
+           figure="max"),
     # RMM's benchmarks
     Target("random_allocations 100,000 × ≤ 4 MiB, ms", "device/c_random",
            "100,000 × ≤ 4 MiB", GPU, 27),

@@ -45,6 +45,10 @@ SUITES: dict[str, list[str]] = {
         *("--simulator", "--cases"),
         "pair,multi_stream,random,c_pair,c_multi_stream,c_threads",
     ],
+    "reuse": [
+        *("--simulator", "--peers", "none", "--sizes", "64KiB", "--cases"),
+        "c_use,use,c_park,c_idle_pair,fill,chain,c_copies,endless",
+    ],
 }
 
 

@@ -158,9 +158,13 @@ static void
 open_ours(struct allocator *self, const char *name)
 {
     const char *reuse = text_parameter("reuse", "");
+    const char *parked = text_parameter("parked_limit", "");
     nrm_status status = NRM_OK;
     if (reuse[0] != '\0') {
         status = nrm_option_set(NRM_OPT_REUSE, reuse);
+    }
+    if (status == NRM_OK && parked[0] != '\0') {
+        status = nrm_option_set(NRM_OPT_PARKED_LIMIT, parked);
     }
     bool is_simulated = strcmp(name, "addresses") == 0;
     if (status == NRM_OK) {

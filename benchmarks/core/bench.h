@@ -117,6 +117,10 @@ void run_grow(struct allocator *a);
 void run_replay(struct allocator *a);
 void run_usage(struct allocator *a);
 void run_multi_stream(struct allocator *a);
+void run_use(struct allocator *a);
+void run_park(struct allocator *a);
+void run_idle_pair(struct allocator *a);
+void run_copy_loop(struct allocator *a);
 void write_trace(void);
 
 #endif

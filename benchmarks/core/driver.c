@@ -72,6 +72,21 @@ driver_open_pool(void)
                   "cuMemPoolSetAttribute");
 }
 
+void
+driver_open_reuse(void)
+{
+    driver_open();
+    REUSE_CALLS(FIND)
+}
+
+size_t
+driver_device_count(void)
+{
+    int n = 0;
+    driver_expect(driver.n_devices(&n), "cuDeviceGetCount");
+    return (size_t)n;
+}
+
 /* ---- a kernel that takes its time ---- */
 
 static const char spin[] = ".version 6.3\n"

@@ -22,6 +22,16 @@
     X(allocate_async, "cuMemAllocAsync",                                               \
       (unsigned long long *ptr, size_t nbytes, void *stream))                          \
     X(free_async, "cuMemFreeAsync", (unsigned long long ptr, void *stream))
+#define REUSE_CALLS(X)                                                                 \
+    X(n_devices, "cuDeviceGetCount", (int *n))                                         \
+    X(create_event, "cuEventCreate", (void **event, unsigned flags))                   \
+    X(query_event, "cuEventQuery", (void *event))                                      \
+    X(record_context, "cuCtxRecordEvent", (void *context, void *event))                \
+    X(exchange_mode, "cuThreadExchangeStreamCaptureMode", (int *mode))                 \
+    X(allocate, "cuMemAlloc_v2", (unsigned long long *ptr, size_t nbytes))             \
+    X(deallocate, "cuMemFree_v2", (unsigned long long ptr))                            \
+    X(copy_to_device, "cuMemcpyHtoDAsync_v2",                                          \
+      (unsigned long long to, const void *from, size_t nbytes, void *stream))
 #define KERNEL_CALLS(X)                                                                \
     X(load_module, "cuModuleLoadData", (void **module, const void *image))             \
     X(find_function, "cuModuleGetFunction",                                            \
@@ -36,7 +46,7 @@ struct driver {
     void *context; /* the primary one of device 0 */
     void *pool;    /* the driver's own; NULL: not asked for */
 #define FIELD(field, symbol, arguments) int(*field) arguments;
-    DRIVER_CALLS(FIELD) POOL_CALLS(FIELD) KERNEL_CALLS(FIELD)
+    DRIVER_CALLS(FIELD) POOL_CALLS(FIELD) REUSE_CALLS(FIELD) KERNEL_CALLS(FIELD)
 #undef FIELD
 };
 extern struct driver driver;
@@ -45,6 +55,9 @@ extern struct driver driver;
 void driver_open(void);
 /* Its pool too, told to keep what it has. */
 void driver_open_pool(void);
+/* Events and copies too. */
+void driver_open_reuse(void);
+size_t driver_device_count(void);
 /* The context on another thread, where there is one. */
 void driver_enter(void);
 /* A kernel of one thread, and a launch of it: it runs for a million clocks, then writes to

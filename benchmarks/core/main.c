@@ -22,11 +22,20 @@ static const struct {
     const char *name;
     void (*run)(struct allocator *a);
 } workloads[] = {
-    {"pair", run_pair},       {"live", run_live},
-    {"churn", run_churn},     {"random", run_random},
-    {"threads", run_threads}, {"handoff", run_handoff},
-    {"grow", run_grow},       {"replay", run_replay},
-    {"usage", run_usage},     {"multi_stream", run_multi_stream},
+    {"pair", run_pair},
+    {"live", run_live},
+    {"churn", run_churn},
+    {"random", run_random},
+    {"threads", run_threads},
+    {"handoff", run_handoff},
+    {"grow", run_grow},
+    {"replay", run_replay},
+    {"usage", run_usage},
+    {"multi_stream", run_multi_stream},
+    {"use", run_use},
+    {"park", run_park},
+    {"idle_pair", run_idle_pair},
+    {"copy_loop", run_copy_loop},
 };
 #define N_WORKLOADS (sizeof workloads / sizeof *workloads)
 
