@@ -4,7 +4,7 @@
  * They are kept beside the blocks, in a table by start address, so that a use costs nothing
  * where there is none, and so that it does not matter who owns the block and how that
  * describes it. The table is striped, and each stripe has a lock of its own that is held for
- * a few instructions, under which nothing is called: with the fence that a stamp needs, it
+ * a few instructions, under which nobody waits: with the fence that a stamp needs, it
  * is most of what a use costs.
  */
 #include "core/known_uses.h"
@@ -241,7 +241,8 @@ find_locked(struct nrm__use *use, uintptr_t start, struct nrm__order_tag tag,
 
 bool
 nrm__known_use_note_quickly(uintptr_t start, const struct nrm__order *order,
-                            struct nrm__order_tag tag, uintptr_t handle)
+                            struct nrm__order_tag tag, uintptr_t handle,
+                            bool (*is_tracked)(uintptr_t start))
 {
     unsigned n = 0;
     struct stripe *stripe = stripe_of(start);
@@ -253,7 +254,7 @@ nrm__known_use_note_quickly(uintptr_t start, const struct nrm__order *order,
     if (use != NULL) {
         use->tag.count = nrm__max(use->tag.count, tag.count);
     }
-    else if (n == 0 && stripe->unused != NULL) {
+    else if (n == 0 && stripe->unused != NULL && is_tracked(start)) {
         use = stripe->unused;
         stripe->unused = use->next;
         *use = (struct nrm__use){*head, start, tag, handle, true};

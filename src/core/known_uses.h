@@ -36,9 +36,17 @@ nrm_reuse nrm__reuse_set(nrm_resource *mr, nrm_reuse reuse);
 NRM_NODISCARD nrm_status nrm__known_use_note(const struct nrm__use *use);
 
 /* The same for a stream that is known to be in a primary context: stamps in this call with
-   what its slot says. False: it cannot be done without memory, or there are other uses. */
+   what its slot says. A block whose use by the stream was noted before is live and tracked,
+   as a use goes with its block; of any other address `is_tracked` says whether such a block
+   starts there, and waits for nobody. False: it cannot be done without memory, or there are
+   other uses. */
 bool nrm__known_use_note_quickly(uintptr_t start, const struct nrm__order *order,
-                                 struct nrm__order_tag tag, uintptr_t handle);
+                                 struct nrm__order_tag tag, uintptr_t handle,
+                                 bool (*is_tracked)(uintptr_t start));
+
+/* nrm_record_use of a stream of our own, where nothing has to be asked or looked for; false:
+   not so. Never blocks, so the stream may be borrowed. */
+bool nrm__record_use_quickly(const void *ptr, const nrm_stream *stream);
 
 /* Those of the block that starts there which are not known to be done, newest first, at most
    `capacity` of them; how many there are. */

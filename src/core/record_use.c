@@ -241,12 +241,20 @@ record_use(const void *ptr, const struct place *place, nrm_stream *stream)
     return status == NRM_OK ? nrm__known_use_note(&use) : status;
 }
 
-/* The usual case, of a stream of our own that was noted before, without a call of anybody
-   but the table. A use in a child, or while the process ends, does no harm. False: not so. */
-static inline bool
-record_quickly(const void *ptr, const nrm_stream *stream)
+/* Whether a block of page-locked or managed memory starts there whose uses count. */
+static bool
+is_tracked(uintptr_t start)
 {
     struct place place;
+    return find_start(start, &place) && place.kind != NRM_KIND_HOST &&
+           place.kind != NRM_KIND_DEVICE && !(place.flags & NRM__OPS_IMMEDIATE);
+}
+
+/* The usual case, of a stream of our own that was noted before, without a call of anybody
+   but the table. A use in a child, or while the process ends, does no harm. */
+bool
+nrm__record_use_quickly(const void *ptr, const nrm_stream *stream)
+{
     const struct nrm__order *order =
         atomic_load_explicit(&stream->orders, memory_order_acquire);
     if (stream->created.handle == NULL || order == NULL ||
@@ -257,10 +265,9 @@ record_quickly(const void *ptr, const nrm_stream *stream)
     struct nrm__order_tag tag = {
         .stream = order->index,
         .generation = atomic_load_explicit(&order->generation, memory_order_relaxed)};
-    return is_known_primary(tag) && find_start((uintptr_t)ptr, &place) &&
-           place.kind != NRM_KIND_HOST && place.kind != NRM_KIND_DEVICE &&
-           !(place.flags & NRM__OPS_IMMEDIATE) &&
-           nrm__known_use_note_quickly(place.start, order, tag, stream->handle);
+    return is_known_primary(tag) &&
+           nrm__known_use_note_quickly((uintptr_t)ptr, order, tag, stream->handle,
+                                       is_tracked);
 }
 
 /* ---- the public calls ---- */
@@ -269,7 +276,7 @@ nrm_status
 nrm_record_use(const void *ptr, nrm_stream *stream)
 {
     struct place place;
-    if (record_quickly(ptr, stream)) {
+    if (nrm__record_use_quickly(ptr, stream)) {
         return NRM_OK;
     }
     NRM_TRY(find_place(ptr, &place));

@@ -218,8 +218,14 @@ array_info_kind(PyObject *array)
 const void *
 array_info_address(PyObject *array)
 {
-    struct owner owner = find_owner((PyArrayObject *)array);
-    return PyArray_DATA(owner.array != NULL ? owner.array : (PyArrayObject *)array);
+    PyObject *object = array;
+    while (object != NULL && PyArray_Check(object)) {
+        if (PyArray_CHKFLAGS((PyArrayObject *)object, NPY_ARRAY_OWNDATA)) {
+            return PyArray_DATA((PyArrayObject *)object);
+        }
+        object = PyArray_BASE((PyArrayObject *)object);
+    }
+    return PyArray_DATA((PyArrayObject *)array);
 }
 
 static PyObject *

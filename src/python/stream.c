@@ -121,6 +121,19 @@ stream_get(struct module_state *state, PyObject *object)
                             "(a handle becomes one by Stream(handle))");
 }
 
+const nrm_stream *
+stream_borrow(struct module_state *state, PyObject *object)
+{
+#ifdef Py_GIL_DISABLED
+    (void)state;
+    (void)object;
+    return NULL;
+#else
+    bool is_open = Py_IS_TYPE(object, state->stream_type) && !is_closed(object);
+    return is_open ? ((struct stream_object *)object)->stream : NULL;
+#endif
+}
+
 /* ---- the type ---- */
 
 static PyObject *

@@ -17,6 +17,10 @@ int stream_init(PyObject *module);
  */
 nrm_stream *stream_get(struct module_state *state, PyObject *object);
 
+/* That of an open Stream for as long as the interpreter's lock is held; NULL, without an
+   error: it is none, or there is no such lock. */
+const nrm_stream *stream_borrow(struct module_state *state, PyObject *object);
+
 /* A Stream over a C stream, which is retained; NULL stands for the default stream. */
 PyObject *stream_wrap(struct module_state *state, nrm_stream *stream);
 

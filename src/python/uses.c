@@ -10,6 +10,7 @@
 
 #include "python/numpy_api.h"
 
+#include "core/known_uses.h"
 #include "nrm/uses.h"
 #include "python/args.h"
 #include "python/array_info.h"
@@ -78,6 +79,10 @@ record_on(struct module_state *state, PyObject *object, const void *ptr,
           PyObject *stream_object)
 {
     nrm_status status;
+    const nrm_stream *borrowed = stream_borrow(state, stream_object);
+    if (borrowed != NULL && nrm__record_use_quickly(ptr, borrowed)) {
+        Py_RETURN_NONE;
+    }
     if (PyLong_Check(stream_object)) {
         uintptr_t handle;
         if (arg_address(stream_object, "stream", &handle) < 0) {
