@@ -402,8 +402,49 @@ def unregister(driver: Driver, stream: int) -> Callable[[], int]:
     return wait
 
 
+def free_host(driver: Driver, stream: int) -> Callable[[], int]:
+    """And with page-locked memory of the driver's own."""
+    pointer = ctypes.c_void_p()
+    device = driver.allocate(MIB)
+    driver.check(driver.cuMemHostAlloc(ctypes.byref(pointer), MIB, 0))
+    driver.check(driver.cuMemcpyHtoDAsync(device, pointer.value, MIB, stream))
+
+    def wait() -> int:
+        result = driver.cuMemFreeHost(pointer)
+        driver.cuMemFree(device)
+        return result
+
+    return wait
+
+
+class HostFunction:
+    """Holds a stream as a `Hold` does, by a Python function that waits on it."""
+
+    def __init__(self, driver: Driver, stream: int) -> None:
+        self._driver, self._event = driver, threading.Event()
+
+        @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+        def wait(_: object) -> None:
+            self._event.wait(60)
+
+        self._function = wait  # alive until it has returned
+        driver.check(driver.cuLaunchHostFunc(stream, wait, None))
+
+    def let_go_after(self, seconds: float) -> None:
+        """It gives up by itself."""
+
+    def let_go(self) -> None:
+        self._event.set()
+
+    def close(self) -> None:
+        self.let_go()
+        self._driver.check(self._driver.cuCtxSynchronize())
+
+
 def run_beside_a_waiting_thread(
-    driver: Driver, prepare: Callable[[Driver, int], Callable[[], int]]
+    driver: Driver,
+    prepare: Callable[[Driver, int], Callable[[], int]],
+    holder: Callable[[Driver, int], Hold | HostFunction],
 ) -> None:
     """Ends with the process within seconds, or the test that started it fails.
 
@@ -416,7 +457,7 @@ def run_beside_a_waiting_thread(
     pool = hazards.make_pool("pinned", "context", "full", MIB)
     make = maker(pool)
     make()
-    hold = Hold(driver, stream)
+    hold = holder(driver, stream)
     hold.let_go_after(60)  # not before this program is given up
     wait = prepare(driver, stream)
     context = ctypes.c_void_p()
@@ -458,15 +499,25 @@ sys.path[:0] = {paths!r}
 import test_safe_reuse as tests
 from numpy_rmm.testing import Driver, simulate_cuda
 driver = Driver() if tests.ON_GPU else simulate_cuda().driver
-tests.run_beside_a_waiting_thread(driver, tests.{prepare})
+tests.run_beside_a_waiting_thread(driver, tests.{prepare}, tests.{holder})
 """
 
 
-@pytest.mark.parametrize("prepare", ["free_device", "unregister"])
+@pytest.mark.parametrize(
+    ("prepare", "holder"),
+    [
+        ("free_device", "Hold"),
+        ("unregister", "Hold"),
+        ("free_device", "HostFunction"),
+        ("free_host", "HostFunction"),
+        ("unregister", "HostFunction"),
+    ],
+)
 def test_an_allocation_beside_a_waiting_thread_lets_python_run(
-    run_python: Callable[..., Any], prepare: str
+    run_python: Callable[..., Any], prepare: str, holder: str
 ) -> None:
     here = Path(__file__).parent
-    code = PROGRAM.format(paths=[str(here), str(here / "gpu")], prepare=prepare)
+    paths = [str(here), str(here / "gpu")]
+    code = PROGRAM.format(paths=paths, prepare=prepare, holder=holder)
     done = run_python(code)
     assert done.stdout == "finished\n", done.stderr

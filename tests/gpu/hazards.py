@@ -6,8 +6,9 @@ the memory of the dead array too early, bytes are wrong: on the device when the 
 read them, in the new array when it wrote them. `run` does this for one `Case`.
 
 The copies are queued by a `Library`: the CUDA driver itself, on a GPU or simulated, or
-PyTorch, CuPy and numba where they are installed. `tests/test_safe_reuse.py`,
-`tests/gpu/test_safe_reuse.py` and `tests/gpu/proof.py` share this file.
+PyTorch, CuPy, numba and cuda.core where they are installed (`libraries`).
+`tests/test_safe_reuse.py`, `tests/gpu/test_safe_reuse.py` and `tests/gpu/proof.py`
+share this file.
 
 Nothing here blocks for ever: a `Hold` lets its stream go after some seconds by itself,
 and says so.
@@ -17,18 +18,38 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib
 import threading
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from libraries import (
+    FILL_BYTE,
+    PYTHON_LIBRARIES,
+    RAW_LIBRARIES,
+    CupyCopies,
+    DriverCopies,
+    Library,
+    TorchCopies,
+    TypedDriverCopies,
+    address_of,
+    is_installed,
+)
 
 import numpy_rmm
 from numpy_rmm.testing import Driver
+
+__all__ = [
+    "PYTHON_LIBRARIES",
+    "RAW_LIBRARIES",
+    "CupyCopies",
+    "DriverCopies",
+    "Library",
+    "TorchCopies",
+    "TypedDriverCopies",
+    "is_installed",
+]
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -45,12 +66,10 @@ HOLD_LIMIT = 10.0  # seconds after which a stream is let go, whatever goes on
 QUEUE_LIMIT = 0.5  # of the call that queues the copy: some calls wait for the stream
 WAIT_TIME = 0.03  # that an allocation of a "waiting" pool has to wait
 
-# The pattern of the dead array has bytes up to 250 only, so nothing is right by chance.
-FILL_BYTE = 251
+# The pattern of the dead array has bytes up to 250 only, and `FILL_BYTE` is the next:
+# nothing is right by chance.
 FRESH_BYTES = (255, 254, 253, 252, 255, 254)  # of the new arrays
 
-_LEGACY, _PER_THREAD = 0, 2  # stream handles
-_BLOCKING, _NON_BLOCKING = 0, 1  # flags of cuStreamCreate
 _CONCURRENT_MANAGED_ACCESS = 89
 
 
@@ -104,11 +123,6 @@ def count_wrong(array: np.ndarray, expected: np.ndarray | int) -> int:
         right = expected if isinstance(expected, int) else expected[piece]
         wrong += int(np.count_nonzero(array[piece] != right))
     return wrong
-
-
-def address_of(array: np.ndarray) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
 
 
 def available_nbytes() -> int:
@@ -192,242 +206,6 @@ def held(driver: Driver, stream: int) -> Iterator[Hold]:
             raise HoldRanOutError(f"the block took longer than {HOLD_LIMIT} s")
     finally:
         hold.close()
-
-
-# ---- who queues the copies -----------------------------------------------------------
-
-
-@dataclass
-class Lane:
-    """A stream, as the driver and as a library know it."""
-
-    handle: int
-    native: Any
-    driver: Driver
-    is_owned: bool = False
-
-    def close(self) -> None:
-        """Destroys a stream of our own; work that is pending goes on."""
-        if self.is_owned:
-            self.is_owned = False
-            self.driver.check(self.driver.cuStreamDestroy(self.handle))
-
-
-class Library:
-    """Something that copies between arrays and a device without waiting.
-
-    Device memory is whatever the library makes; `address` says where it is.
-    """
-
-    name: str
-    operations: tuple[str, ...] = ("H2D", "D2H")
-
-    def __init__(self, driver: Driver) -> None:
-        self.driver = driver
-
-    def open(self, stream: str) -> Lane:
-        """A stream of one of the `STREAMS`."""
-        handles = {"legacy": _LEGACY, "per-thread": _PER_THREAD}
-        if stream in handles:
-            handle = handles[stream]
-            return Lane(handle, self.wrap(handle), self.driver)
-        flags = _BLOCKING if stream == "blocking" else _NON_BLOCKING
-        handle = self.driver.create_stream(flags)
-        return Lane(handle, self.wrap(handle), self.driver, is_owned=True)
-
-    def wrap(self, handle: int) -> Any:
-        """The library's object of a stream that the driver made."""
-        return handle
-
-    def device(self, nbytes: int, lane: Lane) -> Any:
-        raise NotImplementedError
-
-    def address(self, device: Any) -> int:
-        address: int = device.__cuda_array_interface__["data"][0]
-        return address
-
-    def queue(self, operation: str, device: Any, array: np.ndarray, lane: Lane) -> Any:
-        """Queues the copy and returns the device memory that it is from or to."""
-        raise NotImplementedError
-
-
-class _DeviceMemory:
-    def __init__(self, driver: Driver, nbytes: int) -> None:
-        self.driver = driver
-        self.address = driver.allocate(nbytes)
-
-    def __del__(self) -> None:
-        self.driver.cuMemFree(self.address)
-
-
-class DriverCopies(Library):
-    """Raw calls of the driver. "fill" writes to a managed array as a kernel would."""
-
-    name = "driver"
-    operations = ("H2D", "D2H", "fill")
-
-    def device(self, nbytes: int, lane: Lane) -> Any:
-        return _DeviceMemory(self.driver, nbytes)
-
-    def address(self, device: Any) -> int:
-        address: int = device.address
-        return address
-
-    def queue(self, operation: str, device: Any, array: np.ndarray, lane: Lane) -> Any:
-        cuda, host = self.driver, address_of(array)
-        if operation == "H2D":
-            result = cuda.cuMemcpyAsync(device.address, host, array.nbytes, lane.handle)
-        elif operation == "D2H":
-            result = cuda.cuMemcpyAsync(host, device.address, array.nbytes, lane.handle)
-        else:
-            result = cuda.cuMemsetD8Async(host, FILL_BYTE, array.nbytes, lane.handle)
-        cuda.check(result)
-        return device
-
-
-class TypedDriverCopies(DriverCopies):
-    """The driver's calls that name a direction, as most C programs use them."""
-
-    name = "driver, typed"
-    operations = ("H2D", "D2H")
-
-    def queue(self, operation: str, device: Any, array: np.ndarray, lane: Lane) -> Any:
-        cuda, host = self.driver, address_of(array)
-        if operation == "H2D":
-            result = cuda.cuMemcpyHtoDAsync(
-                device.address, host, array.nbytes, lane.handle
-            )
-        else:
-            result = cuda.cuMemcpyDtoHAsync(
-                host, device.address, array.nbytes, lane.handle
-            )
-        cuda.check(result)
-        return device
-
-
-def _import(name: str) -> Any:
-    """A library, whatever it warns of while it is imported."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return importlib.import_module(name)
-
-
-class TorchCopies(Library):
-    """PyTorch's ``non_blocking=True`` on its own streams and on foreign ones."""
-
-    name = "torch"
-    operations = ("H2D", "D2H", "cuda()")
-
-    def __init__(self, driver: Driver) -> None:
-        super().__init__(driver)
-        self.torch = _import("torch")
-        self.torch.zeros(1, device="cuda")
-
-    def open(self, stream: str) -> Lane:
-        made = {
-            "legacy": self.torch.cuda.default_stream,
-            "non-blocking": self.torch.cuda.Stream,
-        }
-        if stream not in made:
-            return super().open(stream)
-        native = made[stream]()
-        return Lane(native.cuda_stream, native, self.driver)
-
-    def wrap(self, handle: int) -> Any:
-        return self.torch.cuda.ExternalStream(handle)
-
-    def device(self, nbytes: int, lane: Lane) -> Any:
-        # The second one goes back to PyTorch's cache for this stream, where cuda()
-        # finds it: no allocation of the driver's stands between the hold and the copy.
-        with self.torch.cuda.stream(lane.native):
-            tensors = [
-                self.torch.zeros(nbytes, dtype=self.torch.uint8, device="cuda")
-                for _ in range(2)
-            ]
-        self.torch.cuda.synchronize()
-        return tensors[0]
-
-    def queue(self, operation: str, device: Any, array: np.ndarray, lane: Lane) -> Any:
-        host = self.torch.from_numpy(array)
-        with self.torch.cuda.stream(lane.native):
-            if operation == "cuda()":
-                return host.cuda(non_blocking=True)
-            if operation == "H2D":
-                device.copy_(host, non_blocking=True)
-            else:
-                host.copy_(device, non_blocking=True)
-        return device
-
-
-class CupyCopies(Library):
-    """CuPy's ``set`` and ``get(blocking=False)``."""
-
-    name = "cupy"
-
-    def __init__(self, driver: Driver) -> None:
-        super().__init__(driver)
-        self.cupy = _import("cupy")
-        self.cupy.zeros(1)
-
-    def open(self, stream: str) -> Lane:
-        streams = self.cupy.cuda.Stream
-        if stream == "legacy":
-            return Lane(_LEGACY, streams.null, self.driver)
-        if stream == "per-thread":
-            return Lane(_PER_THREAD, streams.ptds, self.driver)
-        if stream in ("blocking", "non-blocking"):
-            native = streams(non_blocking=stream == "non-blocking")
-            return Lane(native.ptr, native, self.driver)
-        return super().open(stream)
-
-    def wrap(self, handle: int) -> Any:
-        return self.cupy.cuda.ExternalStream(handle)
-
-    def device(self, nbytes: int, lane: Lane) -> Any:
-        return self.cupy.zeros(nbytes, self.cupy.uint8)
-
-    def queue(self, operation: str, device: Any, array: np.ndarray, lane: Lane) -> Any:
-        if operation == "H2D":
-            device.set(array, stream=lane.native)
-        else:
-            device.get(stream=lane.native, out=array, blocking=False)
-        return device
-
-
-class NumbaCopies(Library):
-    """numba's ``copy_to_device`` and ``copy_to_host`` with a stream."""
-
-    name = "numba"
-
-    def __init__(self, driver: Driver) -> None:
-        super().__init__(driver)
-        if not hasattr(np, "row_stack"):  # numba-cuda 0.30 looks for it
-            np.row_stack = np.vstack  # type: ignore[attr-defined]  # noqa: NPY201
-        self.cuda = _import("numba.cuda")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            self.cuda.current_context()
-
-    def wrap(self, handle: int) -> Any:
-        if handle == _LEGACY:
-            return self.cuda.legacy_default_stream()
-        if handle == _PER_THREAD:
-            return self.cuda.per_thread_default_stream()
-        return self.cuda.external_stream(handle)
-
-    def device(self, nbytes: int, lane: Lane) -> Any:
-        return self.cuda.device_array(nbytes, np.uint8)
-
-    def queue(self, operation: str, device: Any, array: np.ndarray, lane: Lane) -> Any:
-        if operation == "H2D":
-            device.copy_to_device(array, stream=lane.native)
-        else:
-            device.copy_to_host(array, stream=lane.native)
-        return device
-
-
-RAW_LIBRARIES: tuple[type[Library], ...] = (DriverCopies, TypedDriverCopies)
-PYTHON_LIBRARIES: tuple[type[Library], ...] = (TorchCopies, CupyCopies, NumbaCopies)
 
 
 # ---- the program ---------------------------------------------------------------------

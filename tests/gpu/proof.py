@@ -1,11 +1,13 @@
 """Every combination of the proof that memory is not reused too early, in one table.
 
     python tests/gpu/proof.py [--json FILE] [--simulator] [--sizes SIZES] [--limit S]
+    python tests/gpu/proof.py --situations [--library NAME]
 
 For each library that is installed, each kind of memory, size, stream and pool the
 program of `hazards` runs once under each policy. Status 0: no byte was wrong under the
 default policy, and bytes were wrong under "immediate", without which the first would
-prove nothing.
+prove nothing. With --situations the program is played inside and beside captures, with
+graphs, with a kernel without end and with a pool that dies.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import faulthandler
-import importlib.util
 import json
 import platform
 import re
@@ -25,6 +26,7 @@ from pathlib import Path
 
 import hazards
 import numpy as np
+import situations
 from hazards import Case, Outcome
 
 import numpy_rmm
@@ -85,7 +87,7 @@ def installed(names: list[str]) -> tuple[list[type[hazards.Library]], list[str]]
             continue
         if library in hazards.RAW_LIBRARIES:
             found.append(library)
-        elif importlib.util.find_spec(library.name) is None:
+        elif not hazards.is_installed(library.name):
             missing.append(library.name)
         else:
             found.append(library)
@@ -142,6 +144,73 @@ def run_all(
         print(f"{library.name}: {len(mine)} runs, {seconds:.0f} s", file=sys.stderr)
         rows += mine
     return rows, missing
+
+
+# ---- situations ----------------------------------------------------------------------
+
+
+@dataclass
+class Played:
+    """A situation and what came of it."""
+
+    library: str
+    name: str
+    operation: str
+    found: situations.Found | None
+    error: str = ""
+
+    @property
+    def is_expected(self) -> bool:
+        return self.found is not None and self.found.is_right
+
+    def line(self) -> list[str]:
+        head = [self.library, self.operation, self.name]
+        if self.found is None:
+            return [*head, FAILED, "", self.error]
+        slowest = f"{self.found.slowest * 1e3:.1f} ms" if self.found.slowest else ""
+        leak = "" if self.found.n_returned else "its memory did not come back"
+        return [*head, f"{self.found.wrong:,}", slowest, leak]
+
+
+def play_all(driver: Driver, names: list[str]) -> tuple[list[Played], list[str]]:
+    played = []
+    libraries, missing = installed(names)
+    for library in libraries:
+        if library is hazards.TypedDriverCopies:
+            continue  # nothing that the other calls of the driver do not show
+        try:
+            user = library(driver)
+        except Exception as error:  # noqa: BLE001, any library may fail in any way
+            missing.append(f"{library.name} ({type(error).__name__}: {error})")
+            continue
+        for name, operation, play in situations.all_of(user):
+            played.append(Played(user.name, name, operation, None))
+            faulthandler.dump_traceback_later(STUCK_AFTER, exit=True)
+            try:
+                played[-1].found = play()
+            except Exception as error:  # noqa: BLE001, the others are wanted too
+                played[-1].error = f"{type(error).__name__}: {error}"
+            finally:
+                faulthandler.cancel_dump_traceback_later()
+    return played, missing
+
+
+def report_played(
+    played: list[Played], missing: list[str], described: dict[str, str]
+) -> str:
+    head = ["library", "copy", "situation", "wrong bytes", "slowest call", ""]
+    lines = [head, *(each.line() for each in played)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    lines.insert(1, ["-" * width for width in widths])
+    parts = ["; ".join(f"{name} {value}" for name, value in described.items())]
+    if missing:
+        parts.append(f"Not here: {', '.join(missing)}.")
+    parts.append(
+        "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+    )
+    n_wrong = sum(not each.is_expected for each in played)
+    parts.append(f"{len(played)} situations, {n_wrong} not as they should be")
+    return "\n\n".join(parts)
 
 
 # ---- the table -----------------------------------------------------------------------
@@ -234,6 +303,20 @@ def driver_of(simulator: bool) -> Driver:
     return driver
 
 
+def play(driver: Driver, options: argparse.Namespace) -> int:
+    played, missing = play_all(driver, options.library)
+    described = machine(driver)
+    print(report_played(played, missing, described))
+    if options.json:
+        record = {
+            "machine": described,
+            "missing": missing,
+            "situations": [asdict(each) for each in played],
+        }
+        options.json.write_text(json.dumps(record, indent=1) + "\n")
+    return 0 if played and all(each.is_expected for each in played) else 1
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all rows too")
@@ -262,8 +345,15 @@ def main() -> int:
         metavar="NAME",
         help="only this one, as the table names it; may be given again",
     )
+    parser.add_argument(
+        "--situations",
+        action="store_true",
+        help="captures, graphs, an endless kernel, a dying pool; not the table",
+    )
     options = parser.parse_args()
     driver = driver_of(options.simulator)
+    if options.situations:
+        return play(driver, options)
     rows, missing = run_all(
         driver, options.sizes, options.limit, options.library, options.memory
     )

@@ -6,7 +6,6 @@ copies; tests/test_safe_reuse.py has the driver's.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -59,7 +58,7 @@ def driver() -> Driver:
 
 
 def library_or_skip(library: type[hazards.Library], driver: Driver) -> hazards.Library:
-    if importlib.util.find_spec(library.name) is None:
+    if not hazards.is_installed(library.name):
         pytest.skip(f"{library.name} is not installed")
     return library(driver)
 
