@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from hazards import (
@@ -25,14 +28,15 @@ from hazards import (
     make_pool,
     pattern,
 )
-from libraries import MODES, DriverCopies, Library, address_of
+from libraries import MODES, PYTHON_LIBRARIES, DriverCopies, Library, address_of
 
 import numpy_rmm
-from numpy_rmm.testing import Driver
+from numpy_rmm.testing import Driver, simulate_cuda
 
 N_LAUNCHES = 100
 N_TEMPORARIES = 60
-LONGEST_CALL = 0.025  # seconds, of each call but the first beside a kernel without end
+LONGEST_CALL = 0.025  # seconds, of each call but the first that waits for a kernel
+WAIT = 0.005  # a call that takes longer has waited
 
 
 @dataclass(frozen=True)
@@ -199,7 +203,11 @@ def pool_dies(library: Library, operation: str) -> Found:
 
 
 def kernel_without_end(library: Library, operation: str = "H2D") -> Found:
-    """A loop of temporaries beside work that does not end: how long each call takes."""
+    """A loop of temporaries beside work that does not end: how long each call takes.
+
+    The first that waits may do so; where a GPU was slow before, waits last longer, so
+    this is played `in_a_fresh_process`.
+    """
     program = program_of(library, operation)
     hold = Hold(program.driver, program.lane.handle)
     times = []
@@ -218,7 +226,24 @@ def kernel_without_end(library: Library, operation: str = "H2D") -> Found:
     hold.close()
     wrong = program.count()
     program.close()
-    return Found(wrong, slowest=max(times[1:]))
+    first = next((i for i, seconds in enumerate(times) if seconds > WAIT), 0)
+    return Found(wrong, slowest=max(times[:first] + times[first + 1 :]))
+
+
+def in_a_fresh_process(library: Library, operation: str) -> Found:
+    command = [sys.executable, __file__, library.name, operation]
+    if is_simulated():
+        command.append("--simulator")
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False
+    )
+    if done.returncode != 0:
+        raise RuntimeError(done.stderr.strip()[-500:])
+    return Found(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def is_simulated() -> bool:
+    return bool(numpy_rmm.info()["cuda"].get("simulated"))
 
 
 # ---- devices -------------------------------------------------------------------------
@@ -271,6 +296,19 @@ def all_of(library: Library) -> Iterator[tuple[str, str, Callable[[], Found]]]:
         for name, play in (
             ("our copy finished, theirs pending", finished_copy_of_ours),
             ("the pool dies", pool_dies),
-            ("a kernel without end", kernel_without_end),
+            ("a kernel without end", in_a_fresh_process),
         ):
             yield name, operation, lambda o=operation, play=play: play(library, o)
+
+
+def main() -> None:
+    """`kernel_without_end` of a library and an operation."""
+    name, operation, *simulator = sys.argv[1:]
+    driver = simulate_cuda().driver if simulator else Driver()
+    driver.activate()
+    libraries = {kind.name: kind for kind in (DriverCopies, *PYTHON_LIBRARIES)}
+    print(json.dumps(asdict(kernel_without_end(libraries[name](driver), operation))))
+
+
+if __name__ == "__main__":
+    main()

@@ -91,7 +91,7 @@ def test_a_pool_may_die_while_their_copy_is_pending(
 def test_beside_a_kernel_without_end_only_the_first_call_waits(
     library: Library, operation: str
 ) -> None:
-    found = situations.kernel_without_end(library, operation)
+    found = situations.in_a_fresh_process(library, operation)
     assert found.wrong == 0
     assert found.slowest <= LONGEST_CALL
 
