@@ -80,6 +80,11 @@ if TYPE_CHECKING:
     )
     from numpy_rmm._include import get_include
     from numpy_rmm._info import info
+    from numpy_rmm._logging import (
+        disable_logging,
+        enable_logging,
+        get_log_filenames,
+    )
     from numpy_rmm._options import options
     from numpy_rmm._registry import registry
     from numpy_rmm._statistics import Statistics
@@ -115,11 +120,14 @@ __all__ = [
     "copy_host_to_ptr",
     "copy_ptr_to_host",
     "copyto",
+    "disable_logging",
     "empty_like_pinned",
     "empty_pinned",
+    "enable_logging",
     "get_handler",
     "get_handler_name",
     "get_include",
+    "get_log_filenames",
     "host",
     "info",
     "is_pinned",
@@ -154,9 +162,12 @@ _PLACES = {
     "Statistics": "_statistics",
     "assert_active": "_handlers",
     "copyto": "_copy",
+    "disable_logging": "_logging",
     "empty_like_pinned": "_creation",
     "empty_pinned": "_creation",
+    "enable_logging": "_logging",
     "get_include": "_include",
+    "get_log_filenames": "_logging",
     "host": "_handlers",
     "info": "_info",
     "managed": "_handlers",

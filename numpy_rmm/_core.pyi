@@ -1,4 +1,5 @@
 from collections.abc import Callable, Sequence
+from os import PathLike
 from types import EllipsisType
 from typing import (
     Any,
@@ -276,6 +277,39 @@ class LimitingResourceAdaptor(MemoryResource):
     ) -> None: ...
     def get_allocated_bytes(self) -> int: ...
     def get_allocation_limit(self) -> int: ...
+
+class AlignedResourceAdaptor(MemoryResource):
+    def __init__(
+        self,
+        upstream_mr: MemoryResource,
+        alignment: _Index = 256,
+        alignment_threshold: _Size = 0,
+    ) -> None: ...
+
+class PrefetchResourceAdaptor(MemoryResource):
+    def __init__(self, upstream_mr: MemoryResource) -> None: ...
+
+class FailureCallbackResourceAdaptor(MemoryResource):
+    def __init__(
+        self, upstream_mr: MemoryResource, callback: Callable[[int], bool]
+    ) -> None: ...
+
+class TrackingResourceAdaptor(MemoryResource):
+    def __init__(
+        self, upstream_mr: MemoryResource, capture_stacks: bool = False
+    ) -> None: ...
+    def get_allocated_bytes(self) -> int: ...
+    def get_outstanding_allocations_str(self) -> str: ...
+    def log_outstanding_allocations(self) -> None: ...
+
+class LoggingResourceAdaptor(MemoryResource):
+    def __init__(
+        self,
+        upstream_mr: MemoryResource,
+        log_file_name: str | bytes | PathLike[str] | None = None,
+    ) -> None: ...
+    def flush(self) -> None: ...
+    def get_file_name(self) -> str: ...
 
 class FixedSizeMemoryResource(MemoryResource):
     def __init__(

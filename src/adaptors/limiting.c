@@ -81,6 +81,14 @@ limiting_deallocate(nrm_resource *mr, const struct nrm__block *block,
     nrm__account_book_out(account, nbytes);
 }
 
+/* It is free memory of its owner in a while, but nobody here can use it any more. */
+static void
+limiting_forget_block(nrm_resource *mr, const struct nrm__block *block)
+{
+    struct nrm__account *account = &limiting_from(mr)->account;
+    nrm__account_book_out(account, nrm__account_counted(account, block->nbytes));
+}
+
 /* What a block grows by must fit before the upstream changes it. Where it does not, the
    dispatcher asks for a block of the new size, which fits even less: so that is refused
    as any request is, and a route can take its fallback. */
@@ -143,6 +151,7 @@ static const struct nrm__ops limiting_ops = {
     .allocate = limiting_allocate,
     .deallocate = limiting_deallocate,
     .reallocate = limiting_reallocate,
+    .forget_block = limiting_forget_block,
     .renew_block = nrm__forward_renew_block,
     .front = limiting_front,
     .statistics = nrm__forward_statistics,

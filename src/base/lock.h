@@ -20,6 +20,7 @@ enum nrm__rank {
     NRM__RANK_RETIRED,
     NRM__RANK_SLAB,
     NRM__RANK_BLOCK_MAP,
+    NRM__RANK_LOG,   /* the rings and files of the log */
     NRM__RANK_NODES, /* memory for descriptions */
     NRM__RANK_LEAF,  /* options, warnings, thread states: takes nothing */
 };

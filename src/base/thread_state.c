@@ -18,6 +18,7 @@
 #include <stddef.h>
 #include <sys/mman.h>
 
+#include "base/assert.h"
 #include "base/fork.h"
 
 #define CHUNK_NBYTES ((size_t)64 * 1024)
@@ -46,7 +47,8 @@ static const struct nrm__thread_state shared_state = {
 __thread struct nrm__thread_state *nrm__thread_state_current
     __attribute__((tls_model("initial-exec"), visibility("hidden")));
 
-static void (*at_end)(struct nrm__thread_state *state);
+static void (*at_end[NRM__MAX_ENDS])(struct nrm__thread_state *state);
+static unsigned n_at_end;
 
 static struct {
     pthread_mutex_t lock;
@@ -71,8 +73,8 @@ on_thread_end(void *argument)
     if (++state->n_ends < LAST_END && pthread_setspecific(key, state) == 0) {
         return;
     }
-    if (at_end != NULL) {
-        at_end(state);
+    for (unsigned i = 0; i < n_at_end; i++) {
+        at_end[i](state);
     }
     nrm__thread_state_current = get_shared();
     pthread_mutex_lock(&states.lock);
@@ -149,7 +151,8 @@ nrm__thread_state(void)
 void
 nrm__thread_state_set_end(void (*end)(struct nrm__thread_state *state))
 {
-    at_end = end;
+    NRM_ASSERT(n_at_end < NRM__MAX_ENDS);
+    at_end[n_at_end++] = end;
 }
 
 uint64_t

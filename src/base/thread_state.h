@@ -16,8 +16,10 @@
 #include "nrm/status.h"
 
 #define NRM__MAX_HELD 8
+#define NRM__MAX_ENDS 2
 
 struct nrm__cache;
+struct nrm__log_ring;
 
 struct nrm__thread_state {
     nrm_error error;
@@ -26,6 +28,7 @@ struct nrm__thread_state {
     unsigned char held[NRM__MAX_HELD]; /* their ranks, ascending (debug builds) */
     unsigned n_ends;                   /* calls of the thread's destructors so far */
     struct nrm__cache *cache;          /* core/cache.h; NULL: none */
+    struct nrm__log_ring *log;         /* core/log.h; NULL: none */
     struct nrm__thread_state *next_free; /* while no thread has it */
 };
 
@@ -42,7 +45,8 @@ nrm__thread_state_now(void)
 /* Never NULL, and never fails. */
 struct nrm__thread_state *nrm__thread_state(void);
 
-/* Once, before any thread ends: runs in each thread that ends, with its state. */
+/* Sets one more function that runs in each thread that ends, with its state; before any
+   does, and NRM__MAX_ENDS of them at most. */
 void nrm__thread_state_set_end(void (*end)(struct nrm__thread_state *state));
 
 static inline bool

@@ -316,6 +316,91 @@ nrm__give_back(nrm_resource *upstream, struct nrm__block *block, bool later)
     nrm_resource_release(upstream);
 }
 
+/* ---- past an adaptor that looks on ---- */
+
+/* Of a live block, without a lock and a reference; 0: it has to be looked up. */
+static size_t
+peek_nbytes(nrm_resource *mr, const void *ptr)
+{
+    struct nrm__cache *cache;
+    size_t nbytes = 0;
+    if (mr->ops->front == NULL || nrm__cache_enter_slot(mr, &cache) == NULL) {
+        return 0;
+    }
+    const struct nrm__segment *segment = nrm__short_peek(ptr);
+    uintptr_t offset = segment != NULL ? (uintptr_t)ptr - segment->start : 0;
+    if (segment != NULL && segment->cells_of != NULL) {
+        size_t cell = offset / segment->cell_nbytes;
+        nbytes = cell * segment->cell_nbytes == offset
+                     ? atomic_load_explicit(&segment->sizes[cell], memory_order_acquire)
+                     : 0;
+    }
+    else if (segment != NULL && segment->blocks_of != NULL) {
+        const struct nrm__live *block = nrm__starts_find(segment, (uintptr_t)ptr);
+        bool is_live = block != NULL &&
+                       atomic_load_explicit(&block->key, memory_order_acquire) ==
+                           ((uintptr_t)ptr | NRM__LIVE);
+        nbytes = is_live ? atomic_load_explicit(&block->nbytes, memory_order_relaxed)
+                         : 0;
+    }
+    nrm__cache_leave(cache);
+    return nbytes;
+}
+
+static size_t
+live_nbytes(nrm_resource *mr, const void *ptr)
+{
+    struct nrm__block block;
+    size_t nbytes = peek_nbytes(mr, ptr);
+    if (nbytes != 0) {
+        return nbytes;
+    }
+    prepare_short(mr);
+    if (!nrm__block_map_find(ptr, &block)) {
+        return 0;
+    }
+    nrm_resource_release(block.owner);
+    return block.nbytes;
+}
+
+static nrm_status
+allocate_past(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *stream,
+              unsigned flags, void **out)
+{
+    void *ptr = NULL;
+    nrm_status status =
+        (flags & NRM__REQUEST_ZEROED) != 0
+            ? nrm_resource_allocate_zeroed(mr->upstream, nbytes, alignment, stream,
+                                           &ptr)
+            : nrm_resource_allocate(mr->upstream, nbytes, alignment, stream, &ptr);
+    if (status == NRM_OK) {
+        count_allocation(mr, nbytes);
+        *out = ptr;
+    }
+    else {
+        (void)nrm__request_failed(status, mr, nbytes);
+    }
+    mr->ops->onlooker->allocated(mr, ptr, nbytes, stream);
+    return status;
+}
+
+static nrm_status
+deallocate_past(nrm_resource *mr, void *ptr, nrm_stream *stream)
+{
+    const struct nrm__onlooker *onlooker = mr->ops->onlooker;
+    size_t nbytes = live_nbytes(mr, ptr);
+    uint64_t token = onlooker->gives_back(mr);
+    nrm_status status = nrm_resource_deallocate(mr->upstream, ptr, nbytes, stream);
+    if (status == NRM_OK) {
+        count_deallocation(mr, nbytes);
+    }
+    else {
+        atomic_fetch_add_explicit(&mr->counters.errors, 1, memory_order_relaxed);
+    }
+    onlooker->given_back(mr, token, ptr, status == NRM_OK ? nbytes : 0, stream);
+    return status;
+}
+
 /* ---- the public calls ---- */
 
 static void
@@ -332,6 +417,9 @@ nrm__allocate_long(nrm_resource *mr, size_t nbytes, size_t alignment,
 {
     struct nrm__request request;
     struct nrm__block block;
+    if (mr->ops->onlooker != NULL && nbytes != 0) {
+        return allocate_past(mr, nbytes, alignment, stream, flags, out);
+    }
     nrm_status status = nrm__request_make(mr, nbytes, alignment, stream, &request);
     if (status != NRM_OK) {
         return nrm__request_failed(status, mr, nbytes);
@@ -362,6 +450,9 @@ nrm__deallocate_long(nrm_resource *mr, void *ptr, nrm_stream *stream)
     struct nrm__block block;
     if (ptr == NULL) {
         return NRM_OK;
+    }
+    if (mr->ops->onlooker != NULL) {
+        return deallocate_past(mr, ptr, stream);
     }
     prepare_short(mr);
     NRM_TRY(nrm__find_own(mr, ptr, &block));

@@ -47,6 +47,7 @@ enum nrm__warning {
     NRM__WARN_FORKED,      /* the same, in a forked child */
     NRM__WARN_DEVICE_LOST, /* a sticky device error */
     NRM__WARN_CAPTURE,     /* a capture was invalidated; no more records */
+    NRM__WARN_LOG,         /* rows of a log could not be written */
     NRM__WARN_COUNT,
 };
 

@@ -72,7 +72,11 @@ enum {
     NRM__OPS_RECORDED = 1u
         << 8, /* of a pool's flags: blocks wait for known uses only */
     NRM__OPS_IMMEDIATE = 1u
-        << 9, /* of a pool's flags: for nothing (core/known_uses.h) */
+        << 9,                   /* of a pool's flags: for nothing (core/known_uses.h) */
+    NRM__OPS_STACKS = 1u << 10, /* of an adaptor, and of those over it: wants to know
+                                      where in the program a request comes from */
+    NRM__OPS_ASKS = 1u << 11,   /* the same: decides itself what is done about a request
+                                     that finds no memory, so nobody else does */
 };
 
 /* The bytes that a limit lets through at a time: see core/account.h. */
@@ -96,6 +100,20 @@ struct nrm__front {
     size_t epoch_nbytes; /* see nrm__magazines; 0: the pool does not wait for GPUs */
     bool is_ordered;     /* a block is for the stream that freed it: `limit` is 0 */
     const atomic_bool *forbidden; /* while it is true, all do; or NULL */
+};
+
+/* What adaptors do that must hear of every block and change none. The public calls go on to
+   those of the upstream, short way and all, and tell them here; blocks that come another
+   way they see in the ops below. In any thread, no lock held, and nothing is recorded as an
+   error of the thread. */
+struct nrm__onlooker {
+    /* `ptr` NULL: it was refused. */
+    void (*allocated)(nrm_resource *self, void *ptr, size_t nbytes, nrm_stream *stream);
+    /* Before another thread can have it; what it returns is handed to the next. */
+    uint64_t (*gives_back)(nrm_resource *self);
+    /* `nbytes` 0: it was none of ours, and nothing has happened. */
+    void (*given_back)(nrm_resource *self, uint64_t token, void *ptr, size_t nbytes,
+                       nrm_stream *stream);
 };
 
 struct nrm__ops {
@@ -150,6 +168,9 @@ struct nrm__ops {
 
     /* Adaptors: the upstream that a live block must be given back to, or NULL. */
     nrm_resource *(*branch)(nrm_resource *self, const struct nrm__block *block);
+
+    /* Adaptors, optional: see above. Its front lets nobody take the short way past it. */
+    const struct nrm__onlooker *onlooker;
 
     /* Adaptors, optional: a block goes back past this one (nrm__deallocate_later), which
        does what its deallocate does besides passing it on. */

@@ -7,5 +7,7 @@
 extern PyMethodDef statistics_adaptor_methods[];
 extern PyGetSetDef statistics_adaptor_getset[];
 extern PyMethodDef limiting_adaptor_methods[];
+extern PyMethodDef tracking_adaptor_methods[];
+extern PyMethodDef logging_adaptor_methods[];
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * Python functions as a source of memory.
+ * Python functions as a source of memory, and one that is asked when there is none.
  *
  * The core calls the trampolines from wherever a request comes from, attached or not.
  * An exception stays set in its thread, so that the method that made the request raises
@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "core/hooks.h"
+#include "nrm/adaptors.h"
 #include "nrm/sources.h"
 #include "python/args.h"
 #include "python/errors.h"
@@ -146,6 +147,59 @@ deallocate_call(void *context, void *ptr, size_t nbytes, nrm_stream *stream)
     return status;
 }
 
+/* 1, 0, or -1 with an exception set. */
+static int
+ask_attached(PyObject *callback, size_t nbytes)
+{
+    PyObject *size = PyLong_FromSize_t(nbytes);
+    PyObject *result = size == NULL ? NULL : PyObject_CallOneArg(callback, size);
+    int retry = result == NULL ? -1 : PyObject_IsTrue(result);
+    Py_XDECREF(size);
+    Py_XDECREF(result);
+    return retry;
+}
+
+/* The exception that is set was raised while another one was handled; steals that. */
+static void
+set_context(PyObject *pending)
+{
+    if (pending != NULL) {
+        PyObject *raised = compat_take_error();
+        PyException_SetContext(raised, pending);
+        compat_restore_error(raised);
+    }
+}
+
+/* What refused the request may have been a Python function: what it raised stays pending when
+   no other attempt is made. */
+static nrm_status
+failure_call(void *context, size_t nbytes, bool *out_retry)
+{
+    struct callbacks *self = context;
+    nrm_status status = NRM_OK;
+    if (nrm__is_exiting()) {
+        return ended();
+    }
+    struct call call = call_begin();
+    PyObject *pending = compat_take_error();
+    int retry = ask_attached(self->allocate, nbytes);
+    if (retry < 0) {
+        bool is_memory = PyErr_ExceptionMatches(PyExc_MemoryError);
+        status = nrm__error(is_memory ? NRM_OUT_OF_MEMORY : NRM_CALLBACK_FAILED,
+                            "the callback raised an exception");
+        set_context(pending);
+    }
+    else if (retry == 0) {
+        compat_restore_error(pending);
+    }
+    else {
+        Py_XDECREF(pending);
+    }
+    *out_retry = retry > 0;
+    call_end(call);
+    return status;
+}
+
 static void
 destroy(void *context)
 {
@@ -169,6 +223,22 @@ check_callable(PyObject *object, const char *name)
     return -1;
 }
 
+/* `deallocate` may be NULL. NULL with an error set fails. */
+static struct callbacks *
+make_callbacks(struct module_state *state, PyObject *allocate, PyObject *deallocate)
+{
+    PyObject *module = PyType_GetModule(state->resource_type);
+    struct callbacks *self = PyMem_RawCalloc(1, sizeof *self);
+    if (module == NULL || self == NULL) {
+        PyMem_RawFree(self);
+        return module == NULL ? NULL : (struct callbacks *)PyErr_NoMemory();
+    }
+    self->allocate = Py_NewRef(allocate);
+    self->deallocate = Py_XNewRef(deallocate);
+    self->module = Py_NewRef(module);
+    return self;
+}
+
 nrm_resource *
 callback_create(struct module_state *state, PyObject *allocate, PyObject *deallocate,
                 nrm_kind kind, void **out_callbacks)
@@ -177,15 +247,10 @@ callback_create(struct module_state *state, PyObject *allocate, PyObject *deallo
         check_callable(deallocate, "deallocate_func") < 0) {
         return NULL;
     }
-    PyObject *module = PyType_GetModule(state->resource_type);
-    struct callbacks *self = PyMem_RawCalloc(1, sizeof *self);
-    if (module == NULL || self == NULL) {
-        PyMem_RawFree(self);
-        return module == NULL ? NULL : (nrm_resource *)PyErr_NoMemory();
+    struct callbacks *self = make_callbacks(state, allocate, deallocate);
+    if (self == NULL) {
+        return NULL;
     }
-    self->allocate = Py_NewRef(allocate);
-    self->deallocate = Py_NewRef(deallocate);
-    self->module = Py_NewRef(module);
     nrm_callback_options options = NRM_OPTIONS(nrm_callback_options);
     options.kind = kind;
     options.allocate = allocate_call;
@@ -195,6 +260,32 @@ callback_create(struct module_state *state, PyObject *allocate, PyObject *deallo
     options.calls_user_code = true;
     nrm_resource *mr;
     nrm_status status = nrm_callback_create(&options, &mr);
+    if (status != NRM_OK) {
+        destroy(self);
+        return (nrm_resource *)errors_raise(state, status);
+    }
+    *out_callbacks = self;
+    return mr;
+}
+
+nrm_resource *
+callback_create_failure(struct module_state *state, nrm_resource *upstream,
+                        PyObject *callback, void **out_callbacks)
+{
+    if (check_callable(callback, "callback") < 0) {
+        return NULL;
+    }
+    struct callbacks *self = make_callbacks(state, callback, NULL);
+    if (self == NULL) {
+        return NULL;
+    }
+    nrm_failure_callback_options options = NRM_OPTIONS(nrm_failure_callback_options);
+    options.callback = failure_call;
+    options.destroy = destroy;
+    options.context = self;
+    options.calls_user_code = true;
+    nrm_resource *mr;
+    nrm_status status = nrm_failure_callback_create(upstream, &options, &mr);
     if (status != NRM_OK) {
         destroy(self);
         return (nrm_resource *)errors_raise(state, status);

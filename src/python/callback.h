@@ -1,4 +1,4 @@
-/* Callback resources whose functions are Python's. */
+/* Callback resources, and adaptors that ask, whose functions are Python's. */
 #ifndef NRM_PYTHON_CALLBACK_H
 #define NRM_PYTHON_CALLBACK_H
 
@@ -14,6 +14,11 @@
 nrm_resource *callback_create(struct module_state *state, PyObject *allocate,
                               PyObject *deallocate, nrm_kind kind,
                               void **out_callbacks);
+
+/* The same for an adaptor that asks `callback` when there is no memory. */
+nrm_resource *callback_create_failure(struct module_state *state,
+                                      nrm_resource *upstream, PyObject *callback,
+                                      void **out_callbacks);
 
 /* Visits what a callback resource holds, which is then held by nobody else. */
 int callback_traverse(void *callbacks, visitproc visit, void *arg);

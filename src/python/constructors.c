@@ -338,6 +338,88 @@ construct_limiting(struct module_state *state, PyObject **values,
     return made(state, status, mr);
 }
 
+static nrm_resource *
+construct_aligned(struct module_state *state, PyObject **values,
+                  void **Py_UNUSED(callbacks))
+{
+    nrm_aligned_options options = NRM_OPTIONS(nrm_aligned_options);
+    nrm_resource *upstream = memory_resource_get(state, values[0], "upstream_mr");
+    if (upstream == NULL ||
+        (values[1] != NULL &&
+         arg_alignment(values[1], "alignment", &options.alignment) < 0) ||
+        (values[2] != NULL && arg_nbytes(values[2], "alignment_threshold",
+                                         &options.alignment_threshold) < 0)) {
+        return NULL;
+    }
+    nrm_resource *mr;
+    nrm_status status = nrm_aligned_create(upstream, &options, &mr);
+    return made(state, status, mr);
+}
+
+static nrm_resource *
+construct_prefetch(struct module_state *state, PyObject **values,
+                   void **Py_UNUSED(callbacks))
+{
+    nrm_resource *upstream = memory_resource_get(state, values[0], "upstream_mr");
+    if (upstream == NULL) {
+        return NULL;
+    }
+    nrm_resource *mr;
+    nrm_status status = nrm_prefetch_create(upstream, &mr);
+    return made(state, status, mr);
+}
+
+static nrm_resource *
+construct_failure_callback(struct module_state *state, PyObject **values,
+                           void **out_callbacks)
+{
+    nrm_resource *upstream = memory_resource_get(state, values[0], "upstream_mr");
+    return upstream == NULL
+               ? NULL
+               : callback_create_failure(state, upstream, values[1], out_callbacks);
+}
+
+static nrm_resource *
+construct_tracking(struct module_state *state, PyObject **values,
+                   void **Py_UNUSED(callbacks))
+{
+    nrm_tracking_options options = NRM_OPTIONS(nrm_tracking_options);
+    nrm_resource *upstream = memory_resource_get(state, values[0], "upstream_mr");
+    int captures = values[1] != NULL ? PyObject_IsTrue(values[1]) : 0;
+    if (upstream == NULL || captures < 0) {
+        return NULL;
+    }
+    options.capture_stacks = captures != 0;
+    nrm_resource *mr;
+    nrm_status status = nrm_tracking_create(upstream, &options, &mr);
+    return made(state, status, mr);
+}
+
+/* Logs of what devices have are told apart by their names. */
+static nrm_resource *
+construct_logging(struct module_state *state, PyObject **values,
+                  void **Py_UNUSED(callbacks))
+{
+    nrm_logging_options options = NRM_OPTIONS(nrm_logging_options);
+    PyObject *path = NULL;
+    nrm_resource *upstream = memory_resource_get(state, values[0], "upstream_mr");
+    if (upstream == NULL ||
+        (!arg_is_none(values[1]) && !PyUnicode_FSConverter(values[1], (void *)&path))) {
+        return NULL;
+    }
+    nrm_kind kind = nrm_resource_kind(upstream);
+    options.path = path != NULL ? PyBytes_AS_STRING(path) : NULL;
+    options.name_device = kind == NRM_KIND_DEVICE || kind == NRM_KIND_MANAGED;
+    options.device = nrm_resource_device(upstream);
+    if (options.device == NRM_DEVICE_NONE) {
+        options.device = cuda_current_device();
+    }
+    nrm_resource *mr;
+    nrm_status status = nrm_logging_create(upstream, &options, &mr);
+    Py_XDECREF(path);
+    return made(state, status, mr);
+}
+
 /* ---- the table ---- */
 
 #define RESOURCE(c_name, python_name, kind, text, doc) SIGNATURE(#python_name, text),

@@ -339,6 +339,8 @@ static const struct own {
 } own[RESOURCE_N_CLASSES] = {
     [RESOURCE_statistics] = {statistics_adaptor_methods, statistics_adaptor_getset},
     [RESOURCE_limiting] = {limiting_adaptor_methods, NULL},
+    [RESOURCE_tracking] = {tracking_adaptor_methods, NULL},
+    [RESOURCE_logging] = {logging_adaptor_methods, NULL},
     [RESOURCE_binning] = {binning_methods, binning_getset},
     [RESOURCE_pool] = {pool_methods, NULL},
 };

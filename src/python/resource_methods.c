@@ -14,6 +14,7 @@
 #include "python/errors.h"
 #include "python/memory_resource.h"
 #include "python/signature.h"
+#include "python/stack_text.h"
 #include "python/statistics.h"
 #include "python/stream.h"
 
@@ -38,8 +39,12 @@ resource_allocate_or_collect(nrm_resource *mr, size_t nbytes, size_t alignment,
                              nrm_stream *stream, void **out)
 {
     nrm_status status = nrm_resource_allocate(mr, nbytes, alignment, stream, out);
-    if (status == NRM_OUT_OF_MEMORY && nrm__collect()) {
+    if (status == NRM_OUT_OF_MEMORY && (mr->flags & NRM__OPS_ASKS) == 0 &&
+        nrm__collect()) {
         status = nrm_resource_allocate(mr, nbytes, alignment, stream, out);
+    }
+    if (status == NRM_OK && (mr->flags & NRM__OPS_STACKS) != 0 && nbytes != 0) {
+        stack_text_annotate(mr, *out);
     }
     return status;
 }

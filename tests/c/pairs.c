@@ -69,6 +69,8 @@ CASE(route_64_B, 64, 64)
 CASE(route_64_KiB, 64 * NRM__KIB, 64)
 CASE(adaptors_64_B, 64, 64)
 CASE(adaptors_64_KiB, 64 * NRM__KIB, 64)
+CASE(logged_64_B, 64, 64)
+CASE(logged_64_KiB, 64 * NRM__KIB, 64)
 CASE(device_64_KiB, 64 * NRM__KIB, 0)
 CASE(device_default_64_KiB, 64 * NRM__KIB, 0)
 CASE(fixed_64_KiB, 64 * NRM__KIB, 0)
@@ -127,6 +129,31 @@ make_adaptors(nrm_resource *pool)
     return limiting;
 }
 
+/* A log over `upstream`. */
+static nrm_resource *
+make_log(nrm_resource *upstream)
+{
+    nrm_resource *log = NULL;
+    nrm_logging_options options = NRM_OPTIONS(nrm_logging_options);
+    options.path = "/dev/null";
+    require(nrm_logging_create(upstream, &options, &log));
+    return log;
+}
+
+/* A log over a limit over statistics. Rows are written before, or in another thread. */
+static void
+count_logged(nrm_resource *adaptors, long n)
+{
+    nrm_resource *log = make_log(adaptors);
+    warm_logged_64_B(log, NULL);
+    require(nrm_logging_flush(log));
+    logged_64_B(log, NULL, n);
+    warm_logged_64_KiB(log, NULL);
+    require(nrm_logging_flush(log));
+    logged_64_KiB(log, NULL, n);
+    nrm_resource_release(log);
+}
+
 static void
 count_host(long n)
 {
@@ -144,6 +171,7 @@ count_host(long n)
     zeroed_64_B(route, n);
     RUN(adaptors_64_B, adaptors, NULL);
     RUN(adaptors_64_KiB, adaptors, NULL);
+    count_logged(adaptors, n);
     nrm_resource_release(adaptors);
     nrm_resource_release(route);
     nrm_resource_release(pool);

@@ -67,6 +67,8 @@ typedef enum nrm_option_source {
     X(FORK, "fork", CHOICE, 0, "copy|dontfork",                                        \
       "page-locked arrays in a forked child: copied at the fork, or left out; read "   \
       "at each fork")                                                                  \
+    X(LOG_FILE, "log_file", TEXT, 0, "",                                               \
+      "file of a LoggingResourceAdaptor that is not given one")                        \
     X(CUDA_LIBRARY, "cuda_library", TEXT, 0, "",                                       \
       "path of the CUDA driver library, or \"simulator\"")                             \
     X(DEBUG, "debug", BOOL, 0, "", "abort when an address is freed that is not ours")

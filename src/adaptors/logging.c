@@ -1,0 +1,330 @@
+/*
+ * LoggingResourceAdaptor: a row of text for each request, in a file.
+ *
+ * It notes a record in the ring of the thread (core/log.h) after an allocation, and for a free
+ * with the time before it. As it changes no request it only looks on: requests go on to the
+ * upstream on the short way. Its front is there for the counters alone.
+ *
+ * The first record that is noted after a drain wakes the background thread, which drains a
+ * moment later, and at once when a ring is half full. Then it sleeps until the next one.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "adaptors/forward.h"
+#include "base/assert.h"
+#include "base/bits.h"
+#include "base/error.h"
+#include "core/background.h"
+#include "core/log.h"
+#include "nrm/adaptors.h"
+#include "nrm/options.h"
+
+#define DELAY_NS UINT64_C(200000000) /* from a record to its row */
+
+struct logging {
+    nrm_resource base;
+    struct nrm__log_file *file;
+    struct nrm__watched watched;
+    atomic_bool is_watched, is_urgent;
+    char path[NRM__LOG_PATH_NBYTES];
+};
+
+static const struct nrm__ops logging_ops;
+static const atomic_bool always = true;
+
+static struct logging *
+logging_from(nrm_resource *mr)
+{
+    NRM_ASSERT(mr->ops == &logging_ops);
+    return (struct logging *)mr;
+}
+
+/* ---- draining ---- */
+
+static uint64_t
+look(nrm_resource *mr, uint64_t now_ns, bool is_first)
+{
+    struct logging *self = logging_from(mr);
+    if (is_first && !atomic_load(&self->is_urgent)) {
+        return now_ns + DELAY_NS;
+    }
+    atomic_store(&self->is_urgent, false);
+    atomic_store(&self->is_watched,
+                 false); /* what is noted from here on watches anew */
+    nrm__log_drain();
+    return 0;
+}
+
+__attribute__((noinline)) static void
+pressed(struct logging *self, struct nrm__log_ring *ring)
+{
+    bool is_urgent;
+    if (!nrm__log_pressed(ring, &is_urgent)) {
+        return;
+    }
+    if (is_urgent) {
+        atomic_store(&self->is_urgent, true);
+    }
+    if (!atomic_exchange(&self->is_watched, true)) {
+        nrm__background_watch(&self->watched);
+    }
+}
+
+/* ---- noting ---- */
+
+__attribute__((always_inline)) static inline void
+note(nrm_resource *mr, enum nrm__log_action action, uint64_t ticks, void *ptr,
+     size_t nbytes, const nrm_stream *stream)
+{
+    struct logging *self = (struct logging *)mr;
+    struct nrm__log_ring *ring = nrm__log_ring_now();
+    struct nrm__log_record record = {
+        .ticks = ticks,
+        .file = self->file,
+        .ptr = ptr,
+        .nbytes = nbytes,
+        .stream = stream != NULL ? nrm_stream_handle(stream) : 0,
+        .action = action,
+    };
+    if (__builtin_expect(ring == NULL, 0)) {
+        nrm__log_note_directly(&record);
+        return;
+    }
+    bool is_pressed = nrm__log_put(ring, &record);
+    if (atomic_load_explicit(&ring->pending, memory_order_relaxed) == ticks) {
+        atomic_store_explicit(&ring->pending, 0, memory_order_release);
+    }
+    if (__builtin_expect(is_pressed, 0)) {
+        pressed(self, ring);
+    }
+}
+
+static void
+logging_allocated(nrm_resource *mr, void *ptr, size_t nbytes, nrm_stream *stream)
+{
+    note(mr, ptr != NULL ? NRM__LOG_ALLOCATE : NRM__LOG_FAILURE, nrm__ticks_after(),
+         ptr, nbytes, stream);
+}
+
+static uint64_t
+logging_gives_back(nrm_resource *mr)
+{
+    struct nrm__log_ring *ring = nrm__log_ring_now();
+    uint64_t ticks = nrm__ticks_before();
+    if (ring != NULL &&
+        atomic_load_explicit(&ring->pending, memory_order_relaxed) == 0) {
+        atomic_store_explicit(&ring->pending, ticks, memory_order_relaxed);
+    }
+    return ticks;
+}
+
+static void
+logging_given_back(nrm_resource *mr, uint64_t token, void *ptr, size_t nbytes,
+                   nrm_stream *stream)
+{
+    struct nrm__log_ring *ring = nrm__log_ring_now();
+    if (nbytes != 0) {
+        note(mr, NRM__LOG_FREE, token, ptr, nbytes, stream);
+    }
+    else if (ring != NULL &&
+             atomic_load_explicit(&ring->pending, memory_order_relaxed) == token) {
+        atomic_store_explicit(&ring->pending, 0, memory_order_release);
+    }
+}
+
+static const struct nrm__onlooker onlooker = {
+    .allocated = logging_allocated,
+    .gives_back = logging_gives_back,
+    .given_back = logging_given_back,
+};
+
+/* ---- blocks that come through another adaptor, or a pool ---- */
+
+static nrm_status
+logging_allocate(nrm_resource *mr, const struct nrm__request *request,
+                 struct nrm__block *out)
+{
+    nrm_status status = nrm__allocate(mr->upstream, request, out);
+    logging_allocated(mr, status == NRM_OK ? out->ptr : NULL, request->nbytes,
+                      request->stream);
+    return status;
+}
+
+static void
+logging_deallocate(nrm_resource *mr, const struct nrm__block *block, nrm_stream *stream)
+{
+    void *ptr = block->ptr;
+    size_t nbytes = block->nbytes;
+    uint64_t token = logging_gives_back(mr);
+    nrm__deallocate(mr->upstream, block, stream);
+    logging_given_back(mr, token, ptr, nbytes, stream);
+}
+
+static void
+logging_forget_block(nrm_resource *mr, const struct nrm__block *block)
+{
+    logging_given_back(mr, logging_gives_back(mr), block->ptr, block->nbytes, NULL);
+}
+
+/* One that changed its size in place went, and came back. */
+static nrm_status
+logging_reallocate(nrm_resource *mr, struct nrm__block *block,
+                   const struct nrm__request *request)
+{
+    void *ptr = block->ptr;
+    size_t nbytes = block->nbytes;
+    uint64_t token = logging_gives_back(mr);
+    nrm_status status = nrm__reallocate_in_place(mr->upstream, block, request);
+    logging_given_back(mr, token, ptr, status == NRM_OK ? nbytes : 0, request->stream);
+    if (status != NRM_NOT_SUPPORTED) {
+        logging_allocated(mr, status == NRM_OK ? block->ptr : NULL, request->nbytes,
+                          request->stream);
+    }
+    return status;
+}
+
+/* A thread counts in a shard of its own, and takes no short way past this one. */
+static bool
+logging_front(nrm_resource *mr, struct nrm__front *out)
+{
+    if (!nrm__forward_front(mr, NULL, out)) {
+        return false;
+    }
+    out->account = NULL; /* booked in by the upstream */
+    out->forbidden = &always;
+    return true;
+}
+
+/* ---- reports ---- */
+
+static struct logging *
+checked(nrm_resource *mr)
+{
+    if (mr->ops != &logging_ops) {
+        (void)nrm__error(NRM_INVALID_VALUE, "a %s writes no log", mr->ops->class_name);
+        return NULL;
+    }
+    return logging_from(mr);
+}
+
+nrm_status
+nrm_logging_flush(nrm_resource *mr)
+{
+    struct logging *self = checked(mr);
+    return self != NULL ? nrm__log_flush(self->file) : NRM_INVALID_VALUE;
+}
+
+nrm_status
+nrm_logging_get_path(nrm_resource *mr, char *out, size_t size)
+{
+    struct logging *self = checked(mr);
+    if (self == NULL) {
+        return NRM_INVALID_VALUE;
+    }
+    snprintf(out, size, "%s", self->path);
+    return NRM_OK;
+}
+
+static void
+logging_statistics(nrm_resource *mr, nrm_statistics *out)
+{
+    nrm__forward_statistics(mr, out);
+    out->errors += (int64_t)nrm__log_n_lost(logging_from(mr)->file);
+}
+
+/* ---- life ---- */
+
+/* In a child nothing is watched. */
+static void
+logging_fork_child(nrm_resource *mr)
+{
+    atomic_store(&logging_from(mr)->is_watched, false);
+}
+
+static void
+logging_finish(nrm_resource *mr)
+{
+    struct logging *self = logging_from(mr);
+    nrm__background_forget(&self->watched);
+    nrm__log_close(self->file);
+}
+
+static const struct nrm__ops logging_ops = {
+    .class_name = "LoggingResourceAdaptor",
+    .flags = NRM__OPS_ADAPTOR,
+    .allocate = logging_allocate,
+    .deallocate = logging_deallocate,
+    .reallocate = logging_reallocate,
+    .forget_block = logging_forget_block,
+    .renew_block = nrm__forward_renew_block,
+    .front = logging_front,
+    .onlooker = &onlooker,
+    .statistics = logging_statistics,
+    .fork_child = logging_fork_child,
+    .finish = logging_finish,
+};
+
+/* "a/log.txt" → "a/log.dev0.txt" */
+static int
+format_path(char *out, const nrm_logging_options *given, const char *path)
+{
+    if (!given->name_device) {
+        return snprintf(out, NRM__LOG_PATH_NBYTES, "%s", path);
+    }
+    const char *slash = strrchr(path, '/');
+    const char *name = slash != NULL ? slash + 1 : path;
+    name += strspn(name, "."); /* those before a hidden name begin no extension */
+    const char *dot = strrchr(name, '.');
+    const char *extension = dot != NULL ? dot : name + strlen(name);
+    return snprintf(out, NRM__LOG_PATH_NBYTES, "%.*s.dev%d%s", (int)(extension - path),
+                    path, given->device, extension);
+}
+
+static nrm_status
+make_path(const nrm_logging_options *given, char *out)
+{
+    char text[NRM__LOG_PATH_NBYTES] = "";
+    const char *path = given->path;
+    if (path == NULL) {
+        nrm_option_get_text(NRM_OPT_LOG_FILE, text, sizeof text);
+        path = text;
+    }
+    if (path[0] == '\0') {
+        return nrm__error(NRM_INVALID_VALUE,
+                          "a log needs the name of a file: as an argument, in the "
+                          "option log_file or in NUMPY_RMM_LOG_FILE");
+    }
+    int n = strlen(path) < NRM__LOG_PATH_NBYTES ? format_path(out, given, path) : -1;
+    if (n < 0 || (unsigned)n >= NRM__LOG_PATH_NBYTES) {
+        return nrm__error(NRM_INVALID_VALUE,
+                          "the name of a log has at most %u bytes, not %zu",
+                          NRM__LOG_PATH_NBYTES - 1, strlen(path));
+    }
+    return NRM_OK;
+}
+
+nrm_status
+nrm_logging_create(nrm_resource *upstream, const nrm_logging_options *options,
+                   nrm_resource **out)
+{
+    nrm_logging_options given = {.size = sizeof given};
+    nrm_resource *mr;
+    if (options != NULL) {
+        memcpy(&given, options, nrm__min(options->size, sizeof given));
+    }
+    NRM_TRY(nrm__forward_create(&logging_ops, upstream, sizeof(struct logging), &mr));
+    struct logging *self = logging_from(mr);
+    nrm__background_watched_init(&self->watched, mr, look);
+    nrm_status status = make_path(&given, self->path);
+    if (status == NRM_OK) {
+        status = nrm__log_open(self->path, &self->file);
+    }
+    if (status != NRM_OK) {
+        nrm__resource_abandon(mr);
+        return status;
+    }
+    nrm__resource_publish(mr);
+    *out = mr;
+    return NRM_OK;
+}

@@ -1,0 +1,483 @@
+/*
+ * See log.h. One thread drains at a time; it holds no lock while it writes, so a fork does
+ * not wait for a disk, and whoever needs a drain meanwhile waits for the one in progress.
+ *
+ * Rows stand in an order in which the requests can have happened: the free of an address
+ * before the allocation that gets it next, in whichever threads. A thread that gives a block
+ * back says so first (`pending`), with the time, and notes the record afterwards. A drain
+ * looks at what is noted, and then at what is pending: of what it saw before it looked, the
+ * records older than all that is pending or was noted meanwhile can go. What somebody waits
+ * for goes in any case after a while: a thread may be giving a block back for long, or wait
+ * for this one.
+ *
+ * A forked child has nothing of what its parent's threads had noted: the parent writes it.
+ * What the child notes goes to the same file, which is opened for appending.
+ */
+#include "core/log.h"
+
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/bits.h"
+#include "base/error.h"
+#include "base/lock.h"
+#include "core/log_file.h"
+#include "os/fork.h"
+#include "os/memory.h"
+
+#define WAIT_NS UINT64_C(50000)        /* for the drain of another thread */
+#define PATIENCE_NS UINT64_C(10000000) /* for records of a pending operation */
+
+static struct nrm__lock lock = NRM__LOCK_INIT(NRM__RANK_LOG);
+
+/* Under the lock. What is in the list of rings stays there while a drain is in progress. */
+static struct nrm__log_ring *rings, *free_rings;
+static bool is_draining;
+
+/* Read by whoever drains; changed under the lock besides, for forks. */
+static struct nrm__link files = {&files, &files};
+
+/* Of whoever drains: when the tick was what time of the monotonic clock. */
+static struct {
+    uint64_t ticks, monotonic_ns;
+} known;
+
+/* ---- rings ---- */
+
+static struct nrm__log_ring *
+take_ring_locked(void)
+{
+    struct nrm__log_ring *ring = free_rings;
+    if (ring != NULL) {
+        free_rings = ring->next;
+    }
+    return ring;
+}
+
+static size_t
+ring_nbytes(void)
+{
+    return nrm__align_up(sizeof(struct nrm__log_ring), nrm__page_size());
+}
+
+struct nrm__log_ring *
+nrm__log_make_ring(void)
+{
+    struct nrm__thread_state *state = nrm__thread_state();
+    void *memory;
+    if (nrm__thread_state_is_shared(state)) {
+        return NULL;
+    }
+    nrm__lock_acquire(&lock);
+    struct nrm__log_ring *ring = take_ring_locked();
+    nrm__lock_release(&lock);
+    if (ring == NULL) {
+        if (nrm__map(ring_nbytes(), nrm__page_size(), &memory) != 0) {
+            return NULL;
+        }
+        ring = memory;
+    }
+    ring->thread = (int)syscall(SYS_gettid);
+    atomic_store(&ring->is_left, false);
+    atomic_store(&ring->pending, 0);
+    atomic_store(&ring->limit, 0);
+    nrm__lock_acquire(&lock);
+    ring->next = rings;
+    rings = ring;
+    nrm__lock_release(&lock);
+    state->log = ring;
+    return ring;
+}
+
+static void
+on_thread_end(struct nrm__thread_state *state)
+{
+    if (state->log != NULL) {
+        atomic_store(&state->log->pending, 0);
+        atomic_store(&state->log->is_left, true);
+        state->log = NULL;
+    }
+}
+
+static bool
+is_empty(const struct nrm__log_ring *ring)
+{
+    return atomic_load(&ring->head) == atomic_load(&ring->tail);
+}
+
+/* Of threads that have ended, once they are empty. */
+static void
+recycle_rings_locked(void)
+{
+    struct nrm__log_ring **at = &rings;
+    while (*at != NULL) {
+        struct nrm__log_ring *ring = *at;
+        if (atomic_load(&ring->is_left) && is_empty(ring)) {
+            *at = ring->next;
+            ring->next = free_rings;
+            free_rings = ring;
+        }
+        else {
+            at = &ring->next;
+        }
+    }
+}
+
+/* ---- times ---- */
+
+static int64_t
+real_ahead_ns(uint64_t monotonic_ns)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec - (int64_t)monotonic_ns;
+}
+
+/* From ticks to the real-time clock, as of the drain. */
+struct scale {
+    double ns_per_tick;
+    uint64_t ticks;
+    int64_t real_ns;
+};
+
+static struct scale
+scale_now(void)
+{
+    uint64_t ticks = nrm__ticks_after(), now_ns = nrm__clock_ns();
+    struct scale scale = {.ticks = ticks,
+                          .real_ns = (int64_t)now_ns + real_ahead_ns(now_ns)};
+    if (ticks > known.ticks) {
+        scale.ns_per_tick =
+            (double)(now_ns - known.monotonic_ns) / (double)(ticks - known.ticks);
+    }
+    return scale;
+}
+
+static int64_t
+real_ns(const struct scale *scale, uint64_t ticks)
+{
+    double since = (double)((int64_t)ticks - (int64_t)scale->ticks);
+    return scale->real_ns + (int64_t)(since * scale->ns_per_tick);
+}
+
+/* ---- one drain ---- */
+
+static void
+begin_drain(void)
+{
+    nrm__lock_acquire(&lock);
+    while (is_draining) {
+        nrm__lock_release(&lock);
+        nrm__sleep_ns(WAIT_NS);
+        nrm__lock_acquire(&lock);
+    }
+    is_draining = true;
+    nrm__lock_release(&lock);
+}
+
+static void
+end_drain(void)
+{
+    nrm__lock_acquire(&lock);
+    recycle_rings_locked();
+    is_draining = false;
+    nrm__lock_release(&lock);
+}
+
+/* The rings that there are now: those to come stand before them in the list. */
+static struct nrm__log_ring *
+first_ring(void)
+{
+    nrm__lock_acquire(&lock);
+    struct nrm__log_ring *first = rings;
+    nrm__lock_release(&lock);
+    return first;
+}
+
+static const struct nrm__log_record *
+record_at(const struct nrm__log_ring *ring, uint64_t i)
+{
+    return &ring->records[i % NRM__LOG_RECORDS];
+}
+
+/* Notes what each ring has; returns the time that records must be older than. */
+static uint64_t
+see_rings(struct nrm__log_ring *first)
+{
+    uint64_t cut = UINT64_MAX;
+    for (struct nrm__log_ring *ring = first; ring != NULL; ring = ring->next) {
+        ring->seen = atomic_load_explicit(&ring->head, memory_order_acquire);
+    }
+    for (struct nrm__log_ring *ring = first; ring != NULL; ring = ring->next) {
+        uint64_t pending = atomic_load_explicit(&ring->pending, memory_order_acquire);
+        uint64_t head = atomic_load_explicit(&ring->head, memory_order_acquire);
+        if (pending != 0) {
+            cut = nrm__min(cut, pending);
+        }
+        if (head != ring->seen) {
+            cut = nrm__min(cut, record_at(ring, ring->seen)->ticks);
+        }
+    }
+    return cut;
+}
+
+/* The ring with the oldest record that was seen; `out_next`: the time of the oldest one of
+   all others, or the cut. NULL: none is older than the cut. */
+static struct nrm__log_ring *
+oldest_ring(struct nrm__log_ring *first, uint64_t cut, uint64_t *out_next)
+{
+    struct nrm__log_ring *oldest = NULL;
+    uint64_t least = cut, next = cut;
+    for (struct nrm__log_ring *ring = first; ring != NULL; ring = ring->next) {
+        uint64_t tail = atomic_load_explicit(&ring->tail, memory_order_relaxed);
+        uint64_t ticks = tail != ring->seen ? record_at(ring, tail)->ticks : UINT64_MAX;
+        if (ticks < least) {
+            next = oldest != NULL ? least : next;
+            least = ticks;
+            oldest = ring;
+        }
+        else if (tail != ring->seen) {
+            next = nrm__min(next, ticks);
+        }
+    }
+    *out_next = next;
+    return oldest;
+}
+
+static void
+write_row(const struct nrm__log_record *record, int thread, const struct scale *scale)
+{
+    nrm__log_file_add(record->file, record, thread, real_ns(scale, record->ticks));
+    if (nrm__log_file_is_full(record->file)) {
+        nrm__log_file_write(record->file);
+    }
+}
+
+/* Writes the records of a ring up to a time, at least one; its owner may use their room. */
+static void
+take_records(struct nrm__log_ring *ring, uint64_t next, const struct scale *scale)
+{
+    uint64_t tail = atomic_load_explicit(&ring->tail, memory_order_relaxed);
+    do {
+        write_row(record_at(ring, tail++), ring->thread, scale);
+    } while (tail != ring->seen && record_at(ring, tail)->ticks < next);
+    atomic_store(&ring->tail, tail);
+    atomic_store(&ring->limit, 0); /* its next record says that there is one */
+}
+
+static void
+write_files(void)
+{
+    for (struct nrm__link *link = files.next; link != &files; link = link->next) {
+        nrm__log_file_write(NRM__CONTAINER(link, struct nrm__log_file, link));
+    }
+}
+
+static void
+drain_seen(struct nrm__log_ring *first, uint64_t cut)
+{
+    uint64_t next;
+    struct nrm__log_ring *ring;
+    struct scale scale = scale_now();
+    while ((ring = oldest_ring(first, cut, &next)) != NULL) {
+        take_records(ring, next, &scale);
+    }
+}
+
+/* All that was noted before the call, in the order of time as long as nobody has to wait for
+   it too long. Between begin_drain and end_drain. */
+static void
+drain_all(void)
+{
+    struct nrm__log_ring *first = first_ring();
+    uint64_t start_ns = nrm__clock_ns();
+    for (struct nrm__log_ring *ring = first; ring != NULL; ring = ring->next) {
+        ring->wanted = atomic_load_explicit(&ring->head, memory_order_acquire);
+    }
+    for (bool is_done = false, is_late = false; !is_done;) {
+        uint64_t cut = see_rings(first);
+        drain_seen(first, is_late ? UINT64_MAX : cut);
+        is_done = true;
+        for (struct nrm__log_ring *ring = first; ring != NULL; ring = ring->next) {
+            is_done &= (int64_t)(ring->wanted - atomic_load(&ring->tail)) <= 0;
+        }
+        if (!is_done) {
+            nrm__sleep_ns(WAIT_NS);
+            is_late = nrm__clock_ns() - start_ns > PATIENCE_NS;
+        }
+    }
+}
+
+void
+nrm__log_drain(void)
+{
+    begin_drain();
+    drain_all();
+    write_files();
+    end_drain();
+}
+
+/* ---- for those who note ---- */
+
+void
+nrm__log_note_directly(const struct nrm__log_record *record)
+{
+    begin_drain();
+    drain_all();
+    struct scale scale = scale_now();
+    write_row(record, (int)syscall(SYS_gettid), &scale);
+    write_files();
+    end_drain();
+}
+
+bool
+nrm__log_pressed(struct nrm__log_ring *ring, bool *out_urgent)
+{
+    uint64_t head = atomic_load_explicit(&ring->head, memory_order_relaxed);
+    uint64_t tail = atomic_load(&ring->tail);
+    if (head - tail >= NRM__LOG_RECORDS) {
+        nrm__log_drain();
+        tail = atomic_load(&ring->tail);
+    }
+    *out_urgent = head - tail >= NRM__LOG_RECORDS / 2;
+    uint64_t room = *out_urgent ? NRM__LOG_RECORDS : NRM__LOG_RECORDS / 2;
+    atomic_store(&ring->limit, tail + room);
+    if (atomic_load(&ring->tail) != tail) {
+        atomic_store(&ring->limit, 0); /* drained meanwhile: ask again */
+    }
+    return head != tail;
+}
+
+/* ---- files ---- */
+
+/* While draining, as all of these. */
+static struct nrm__log_file *
+find_file(const struct nrm__log_file *same)
+{
+    for (struct nrm__link *link = files.next; link != &files; link = link->next) {
+        struct nrm__log_file *file = NRM__CONTAINER(link, struct nrm__log_file, link);
+        if (file->device == same->device && file->inode == same->inode) {
+            return file;
+        }
+    }
+    return NULL;
+}
+
+nrm_status
+nrm__log_open(const char *path, struct nrm__log_file **out)
+{
+    struct nrm__log_file *file;
+    NRM_TRY(nrm__log_file_create(path, &file));
+    begin_drain();
+    struct nrm__log_file *found = find_file(file);
+    if (found != NULL) {
+        found->n_users++;
+    }
+    nrm_status status = found == NULL ? nrm__log_file_begin(file) : NRM_OK;
+    if (found == NULL && status == NRM_OK) {
+        nrm__lock_acquire(&lock);
+        nrm__list_append(&files, &file->link);
+        nrm__lock_release(&lock);
+    }
+    if (known.ticks == 0) {
+        known.ticks = nrm__ticks_after();
+        known.monotonic_ns = nrm__clock_ns();
+    }
+    end_drain();
+    if (found != NULL || status != NRM_OK) {
+        nrm__log_file_destroy(file);
+    }
+    *out = found != NULL ? found : file;
+    return status;
+}
+
+void
+nrm__log_close(struct nrm__log_file *file)
+{
+    if (file == NULL) {
+        return;
+    }
+    begin_drain();
+    drain_all();
+    write_files();
+    nrm__lock_acquire(&lock);
+    bool is_last = --file->n_users == 0;
+    if (is_last) {
+        nrm__list_remove(&file->link);
+    }
+    nrm__lock_release(&lock);
+    end_drain();
+    if (is_last) {
+        nrm__log_file_destroy(file);
+    }
+}
+
+nrm_status
+nrm__log_flush(struct nrm__log_file *file)
+{
+    begin_drain();
+    drain_all();
+    write_files();
+    uint64_t n_lost = nrm__log_n_lost(file) - file->n_told;
+    int code = file->error;
+    file->n_told += n_lost;
+    end_drain();
+    if (n_lost != 0) {
+        return nrm__error_errno(NRM_OS_ERROR, code,
+                                "%llu rows of the log %s are lost: %s",
+                                (unsigned long long)n_lost, file->path,
+                                nrm__errno_name(code));
+    }
+    return NRM_OK;
+}
+
+uint64_t
+nrm__log_n_lost(const struct nrm__log_file *file)
+{
+    return atomic_load_explicit(&file->n_lost, memory_order_relaxed);
+}
+
+/* ---- the end of the process, and forks ---- */
+
+__attribute__((destructor)) static void
+at_exit(void)
+{
+    nrm__log_drain();
+}
+
+/* What other threads had is the parent's, and so is what is on its way into a file. */
+static void
+fork_child(void)
+{
+    const struct nrm__thread_state *state = nrm__thread_state_now();
+    is_draining = false;
+    for (struct nrm__log_ring *ring = rings; ring != NULL; ring = ring->next) {
+        atomic_store(&ring->tail, atomic_load(&ring->head));
+        atomic_store(&ring->limit, 0);
+        if (state != NULL && ring == state->log) {
+            ring->thread = (int)syscall(SYS_gettid);
+        }
+        else {
+            atomic_store(&ring->pending, 0);
+            atomic_store(&ring->is_left, true);
+        }
+    }
+    for (struct nrm__link *link = files.next; link != &files; link = link->next) {
+        struct nrm__log_file *file = NRM__CONTAINER(link, struct nrm__log_file, link);
+        file->n_text = file->n_rows = 0;
+    }
+}
+
+static const struct nrm__fork_hook fork_hook = {
+    .rank = NRM__RANK_LOG,
+    .lock = &lock,
+    .child = fork_child,
+};
+
+__attribute__((constructor)) static void
+prepare(void)
+{
+    nrm__fork_hook_add(&fork_hook);
+    nrm__thread_state_set_end(on_thread_end);
+}

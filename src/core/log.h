@@ -1,0 +1,105 @@
+/*
+ * The log of requests: what adaptors/logging.c notes in a few stores, as rows of text in a
+ * file a moment later.
+ *
+ * Each thread writes records into a ring of its own, without a lock. A drain takes what all
+ * rings have, in the order of time, and writes rows: in the background thread, when somebody
+ * flushes, when a ring is full, and at the end of the process. Nothing is dropped: who finds
+ * his ring full drains it himself. Rows that the system does not take are counted, and said.
+ */
+#ifndef NRM_CORE_LOG_H
+#define NRM_CORE_LOG_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/thread_state.h"
+#include "nrm/status.h"
+#include "os/ticks.h"
+
+#define NRM__LOG_RECORDS 4096u     /* of a ring */
+#define NRM__LOG_PATH_NBYTES 1024u /* with the 0 at its end */
+
+enum nrm__log_action {
+    NRM__LOG_ALLOCATE,
+    NRM__LOG_FAILURE,
+    NRM__LOG_FREE,
+};
+
+struct nrm__log_file;
+
+struct nrm__log_record {
+    uint64_t ticks;
+    struct nrm__log_file *file;
+    void *ptr;
+    size_t nbytes;
+    uintptr_t stream; /* a handle */
+    enum nrm__log_action action;
+};
+
+/* Records from `tail` to `head`, which count on for ever, belong to whoever drains. */
+struct nrm__log_ring {
+    _Alignas(64) atomic_uint_least64_t head; /* written by the owner */
+    /* Of an operation of the owner that is not in the ring yet: no record of a later time is
+       taken before it. 0: none. */
+    atomic_uint_least64_t pending;
+    atomic_uint_least64_t
+        limit;           /* the head at which the owner calls nrm__log_pressed */
+    int thread;          /* the system's number of it */
+    atomic_bool is_left; /* the owner has ended */
+    _Alignas(64) atomic_uint_least64_t tail;
+    uint64_t seen, wanted;      /* of whoever drains */
+    struct nrm__log_ring *next; /* in the list of all, or of those that are free */
+    struct nrm__log_record records[NRM__LOG_RECORDS];
+};
+
+/*
+ * A file of rows, with its first line; emptied, unless this process writes to it already:
+ * then both write to one. NRM_OS_ERROR. `path` is borrowed.
+ */
+nrm_status nrm__log_open(const char *path, struct nrm__log_file **out);
+
+/* All that was noted for it is written. NULL is no error. */
+void nrm__log_close(struct nrm__log_file *file);
+
+/* Writes what was noted before the call. NRM_OS_ERROR: rows were lost since the last call
+   that said so; the message says how many, and why. */
+nrm_status nrm__log_flush(struct nrm__log_file *file);
+
+/* Writes what there is in all files. */
+void nrm__log_drain(void);
+
+/* Rows lost so far. */
+uint64_t nrm__log_n_lost(const struct nrm__log_file *file);
+
+/* ---- for those who note ---- */
+
+/* In place of the inline ones below, for threads without a ring. Thread states are read-only
+   in those that end. */
+struct nrm__log_ring *nrm__log_make_ring(void);
+void nrm__log_note_directly(const struct nrm__log_record *record);
+
+/* A ring is filling up: true when somebody should drain soon, and *out_urgent: at once. */
+bool nrm__log_pressed(struct nrm__log_ring *ring, bool *out_urgent);
+
+/* The ring of this thread; NULL: it cannot have one. */
+static inline struct nrm__log_ring *
+nrm__log_ring_now(void)
+{
+    struct nrm__thread_state *state = nrm__thread_state_now();
+    struct nrm__log_ring *ring = state != NULL ? state->log : NULL;
+    return __builtin_expect(ring != NULL, 1) ? ring : nrm__log_make_ring();
+}
+
+/* True: nrm__log_pressed has to be called, with no lock held. */
+static inline bool
+nrm__log_put(struct nrm__log_ring *ring, const struct nrm__log_record *record)
+{
+    uint64_t head = atomic_load_explicit(&ring->head, memory_order_relaxed);
+    ring->records[head % NRM__LOG_RECORDS] = *record;
+    atomic_store_explicit(&ring->head, head + 1, memory_order_release);
+    return head + 1 >= atomic_load_explicit(&ring->limit, memory_order_relaxed);
+}
+
+#endif

@@ -1,0 +1,55 @@
+/*
+ * A clock that costs little to read: the processor's counter where the kernel itself
+ * relies on it, which is the same on all cores then; else the monotonic clock. What a tick
+ * is, nobody knows: whoever wants times compares two readings with those of a real clock.
+ */
+#ifndef NRM_OS_TICKS_H
+#define NRM_OS_TICKS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/hidden.h"
+#include "os/system.h"
+
+/* Set once, when the library is loaded. */
+extern bool nrm__ticks_are_cycles NRM__HIDDEN;
+
+/* Before what comes next in this thread, as others see it. */
+static inline uint64_t
+nrm__ticks_before(void)
+{
+#if defined(__x86_64__)
+    if (nrm__ticks_are_cycles) {
+        return __builtin_ia32_rdtsc();
+    }
+#elif defined(__aarch64__)
+    if (nrm__ticks_are_cycles) {
+        uint64_t ticks;
+        __asm__ volatile("mrs %0, cntvct_el0" : "=r"(ticks)::"memory");
+        return ticks;
+    }
+#endif
+    return nrm__clock_ns();
+}
+
+/* After what went before: a processor may read the counter early. */
+static inline uint64_t
+nrm__ticks_after(void)
+{
+#if defined(__x86_64__)
+    if (nrm__ticks_are_cycles) {
+        unsigned core;
+        return __builtin_ia32_rdtscp(&core);
+    }
+#elif defined(__aarch64__)
+    if (nrm__ticks_are_cycles) {
+        uint64_t ticks;
+        __asm__ volatile("isb\n\tmrs %0, cntvct_el0" : "=r"(ticks)::"memory");
+        return ticks;
+    }
+#endif
+    return nrm__clock_ns();
+}
+
+#endif
