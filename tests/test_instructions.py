@@ -40,6 +40,8 @@ CEILINGS = {
     "zeroed_64_B": 194,
     "adaptors_64_B": 288,
     "adaptors_64_KiB": 394,
+    "logged_64_B": 600,
+    "logged_64_KiB": 705,
     "device_64_KiB": 346,
     "device_default_64_KiB": 358,
     "fixed_64_KiB": 346,

@@ -65,6 +65,21 @@ MAKERS: dict[str, Callable[[], mr.MemoryResource]] = {
     "LimitingResourceAdaptor statistics": lambda: mr.LimitingResourceAdaptor(
         mr.StatisticsResourceAdaptor(mr.HostMemoryResource()), "1 GiB"
     ),
+    "AlignedResourceAdaptor": lambda: mr.AlignedResourceAdaptor(
+        mr.PoolMemoryResource(mr.HostMemoryResource()), 4096
+    ),
+    "PrefetchResourceAdaptor managed": lambda: mr.PrefetchResourceAdaptor(
+        mr.PoolMemoryResource(mr.ManagedMemoryResource())
+    ),
+    "FailureCallbackResourceAdaptor": lambda: mr.FailureCallbackResourceAdaptor(
+        mr.PoolMemoryResource(mr.HostMemoryResource()), lambda nbytes: False
+    ),
+    "TrackingResourceAdaptor": lambda: mr.TrackingResourceAdaptor(
+        mr.PoolMemoryResource(mr.HostMemoryResource()), True
+    ),
+    "LoggingResourceAdaptor": lambda: mr.LoggingResourceAdaptor(
+        mr.PoolMemoryResource(mr.HostMemoryResource()), "/dev/null"
+    ),
     "FixedSizeMemoryResource": lambda: mr.FixedSizeMemoryResource(
         mr.HostMemoryResource(), "64 MiB", 2
     ),

@@ -3,7 +3,8 @@
  *
  * It notes a record in the ring of the thread (core/log.h) after an allocation, and for a free
  * with the time before it. As it changes no request it only looks on: requests go on to the
- * upstream on the short way. Its front is there for the counters alone.
+ * upstream on the short way. Nor does it count then: whoever drains the rings does, in the
+ * order of time, so that even a peak that several threads make is exact.
  *
  * The first record that is noted after a drain wakes the background thread, which drains a
  * moment later, and at once when a ring is half full. Then it sleeps until the next one.
@@ -16,7 +17,9 @@
 #include "base/bits.h"
 #include "base/error.h"
 #include "core/background.h"
+#include "core/hooks.h"
 #include "core/log.h"
+#include "core/stream.h"
 #include "nrm/adaptors.h"
 #include "nrm/options.h"
 
@@ -24,14 +27,13 @@
 
 struct logging {
     nrm_resource base;
-    struct nrm__log_file *file;
+    struct nrm__log log;
     struct nrm__watched watched;
     atomic_bool is_watched, is_urgent;
     char path[NRM__LOG_PATH_NBYTES];
 };
 
 static const struct nrm__ops logging_ops;
-static const atomic_bool always = true;
 
 static struct logging *
 logging_from(nrm_resource *mr)
@@ -73,26 +75,44 @@ pressed(struct logging *self, struct nrm__log_ring *ring)
 
 /* ---- noting ---- */
 
+/* In a thread that has no ring yet, or cannot have one. */
+__attribute__((noinline)) static void
+note_first(struct logging *self, const struct nrm__log_record *record)
+{
+    struct nrm__log_ring *ring = nrm__log_make_ring();
+    if (ring == NULL) {
+        nrm__log_note_directly(record);
+        return;
+    }
+    *nrm__log_next(ring) = *record;
+    if (nrm__log_put(ring)) {
+        pressed(self, ring);
+    }
+}
+
 __attribute__((always_inline)) static inline void
 note(nrm_resource *mr, enum nrm__log_action action, uint64_t ticks, void *ptr,
-     size_t nbytes, const nrm_stream *stream)
+     size_t nbytes, const nrm_stream *stream, bool counts)
 {
     struct logging *self = (struct logging *)mr;
     struct nrm__log_ring *ring = nrm__log_ring_now();
     struct nrm__log_record record = {
         .ticks = ticks,
-        .file = self->file,
+        .log = &self->log,
         .ptr = ptr,
         .nbytes = nbytes,
-        .stream = stream != NULL ? nrm_stream_handle(stream) : 0,
+        .stream = stream != NULL ? stream->handle : 0,
         .action = action,
+        .counts = counts,
     };
     if (__builtin_expect(ring == NULL, 0)) {
-        nrm__log_note_directly(&record);
+        note_first(self, &record);
         return;
     }
-    bool is_pressed = nrm__log_put(ring, &record);
-    if (atomic_load_explicit(&ring->pending, memory_order_relaxed) == ticks) {
+    *nrm__log_next(ring) = record;
+    bool is_pressed = nrm__log_put(ring);
+    if (action == NRM__LOG_FREE &&
+        atomic_load_explicit(&ring->pending, memory_order_relaxed) == ticks) {
         atomic_store_explicit(&ring->pending, 0, memory_order_release);
     }
     if (__builtin_expect(is_pressed, 0)) {
@@ -100,18 +120,14 @@ note(nrm_resource *mr, enum nrm__log_action action, uint64_t ticks, void *ptr,
     }
 }
 
-static void
-logging_allocated(nrm_resource *mr, void *ptr, size_t nbytes, nrm_stream *stream)
-{
-    note(mr, ptr != NULL ? NRM__LOG_ALLOCATE : NRM__LOG_FAILURE, nrm__ticks_after(),
-         ptr, nbytes, stream);
-}
-
-static uint64_t
-logging_gives_back(nrm_resource *mr)
+static inline uint64_t
+begin_free(void)
 {
     struct nrm__log_ring *ring = nrm__log_ring_now();
     uint64_t ticks = nrm__ticks_before();
+    if (__builtin_expect(ring == NULL, 0)) {
+        ring = nrm__log_make_ring();
+    }
     if (ring != NULL &&
         atomic_load_explicit(&ring->pending, memory_order_relaxed) == 0) {
         atomic_store_explicit(&ring->pending, ticks, memory_order_relaxed);
@@ -120,17 +136,46 @@ logging_gives_back(nrm_resource *mr)
 }
 
 static void
+cancel_free(uint64_t ticks)
+{
+    struct nrm__log_ring *ring = nrm__log_ring_now();
+    if (ring != NULL &&
+        atomic_load_explicit(&ring->pending, memory_order_relaxed) == ticks) {
+        atomic_store_explicit(&ring->pending, 0, memory_order_release);
+    }
+}
+
+static inline void
+note_allocation(nrm_resource *mr, void *ptr, size_t nbytes, const nrm_stream *stream,
+                bool counts)
+{
+    note(mr, ptr != NULL ? NRM__LOG_ALLOCATE : NRM__LOG_FAILURE, nrm__ticks_after(),
+         ptr, nbytes, stream, counts);
+}
+
+/* ---- looking on ---- */
+
+static void
+logging_allocated(nrm_resource *mr, void *ptr, size_t nbytes, nrm_stream *stream)
+{
+    note_allocation(mr, ptr, nbytes, stream, true);
+}
+
+static uint64_t
+logging_gives_back(nrm_resource *mr)
+{
+    return begin_free();
+}
+
+static void
 logging_given_back(nrm_resource *mr, uint64_t token, void *ptr, size_t nbytes,
                    nrm_stream *stream)
 {
-    struct nrm__log_ring *ring = nrm__log_ring_now();
-    if (nbytes != 0) {
-        note(mr, NRM__LOG_FREE, token, ptr, nbytes, stream);
+    if (nbytes == 0) {
+        cancel_free(token);
+        return;
     }
-    else if (ring != NULL &&
-             atomic_load_explicit(&ring->pending, memory_order_relaxed) == token) {
-        atomic_store_explicit(&ring->pending, 0, memory_order_release);
-    }
+    note(mr, NRM__LOG_FREE, token, ptr, nbytes, stream, true);
 }
 
 static const struct nrm__onlooker onlooker = {
@@ -146,8 +191,8 @@ logging_allocate(nrm_resource *mr, const struct nrm__request *request,
                  struct nrm__block *out)
 {
     nrm_status status = nrm__allocate(mr->upstream, request, out);
-    logging_allocated(mr, status == NRM_OK ? out->ptr : NULL, request->nbytes,
-                      request->stream);
+    note_allocation(mr, status == NRM_OK ? out->ptr : NULL, request->nbytes,
+                    request->stream, false);
     return status;
 }
 
@@ -156,15 +201,15 @@ logging_deallocate(nrm_resource *mr, const struct nrm__block *block, nrm_stream 
 {
     void *ptr = block->ptr;
     size_t nbytes = block->nbytes;
-    uint64_t token = logging_gives_back(mr);
+    uint64_t ticks = begin_free();
     nrm__deallocate(mr->upstream, block, stream);
-    logging_given_back(mr, token, ptr, nbytes, stream);
+    note(mr, NRM__LOG_FREE, ticks, ptr, nbytes, stream, false);
 }
 
 static void
 logging_forget_block(nrm_resource *mr, const struct nrm__block *block)
 {
-    logging_given_back(mr, logging_gives_back(mr), block->ptr, block->nbytes, NULL);
+    note(mr, NRM__LOG_FREE, begin_free(), block->ptr, block->nbytes, NULL, false);
 }
 
 /* One that changed its size in place went, and came back. */
@@ -174,26 +219,19 @@ logging_reallocate(nrm_resource *mr, struct nrm__block *block,
 {
     void *ptr = block->ptr;
     size_t nbytes = block->nbytes;
-    uint64_t token = logging_gives_back(mr);
+    uint64_t ticks = begin_free();
     nrm_status status = nrm__reallocate_in_place(mr->upstream, block, request);
-    logging_given_back(mr, token, ptr, status == NRM_OK ? nbytes : 0, request->stream);
+    if (status != NRM_OK) {
+        cancel_free(ticks);
+    }
+    else {
+        note(mr, NRM__LOG_FREE, ticks, ptr, nbytes, request->stream, false);
+    }
     if (status != NRM_NOT_SUPPORTED) {
-        logging_allocated(mr, status == NRM_OK ? block->ptr : NULL, request->nbytes,
-                          request->stream);
+        note_allocation(mr, status == NRM_OK ? block->ptr : NULL, request->nbytes,
+                        request->stream, false);
     }
     return status;
-}
-
-/* A thread counts in a shard of its own, and takes no short way past this one. */
-static bool
-logging_front(nrm_resource *mr, struct nrm__front *out)
-{
-    if (!nrm__forward_front(mr, NULL, out)) {
-        return false;
-    }
-    out->account = NULL; /* booked in by the upstream */
-    out->forbidden = &always;
-    return true;
 }
 
 /* ---- reports ---- */
@@ -212,7 +250,7 @@ nrm_status
 nrm_logging_flush(nrm_resource *mr)
 {
     struct logging *self = checked(mr);
-    return self != NULL ? nrm__log_flush(self->file) : NRM_INVALID_VALUE;
+    return self != NULL ? nrm__log_flush(self->log.file) : NRM_INVALID_VALUE;
 }
 
 nrm_status
@@ -226,11 +264,22 @@ nrm_logging_get_path(nrm_resource *mr, char *out, size_t size)
     return NRM_OK;
 }
 
+/* What stands in the rings is counted first. */
 static void
 logging_statistics(nrm_resource *mr, nrm_statistics *out)
 {
+    const struct nrm__counters *c = &mr->counters;
     nrm__forward_statistics(mr, out);
-    out->errors += (int64_t)nrm__log_n_lost(logging_from(mr)->file);
+    void *token = nrm__detach();
+    nrm__log_drain();
+    nrm__attach(token);
+    out->current_bytes = atomic_load(&c->current_bytes);
+    out->current_count = atomic_load(&c->current_count);
+    out->peak_bytes = atomic_load(&c->peak_bytes);
+    out->peak_count = atomic_load(&c->peak_count);
+    out->total_bytes = atomic_load(&c->total_bytes);
+    out->total_count = atomic_load(&c->total_count);
+    out->errors += (int64_t)nrm__log_n_lost(logging_from(mr)->log.file);
 }
 
 /* ---- life ---- */
@@ -247,7 +296,7 @@ logging_finish(nrm_resource *mr)
 {
     struct logging *self = logging_from(mr);
     nrm__background_forget(&self->watched);
-    nrm__log_close(self->file);
+    nrm__log_close(self->log.file);
 }
 
 static const struct nrm__ops logging_ops = {
@@ -258,7 +307,6 @@ static const struct nrm__ops logging_ops = {
     .reallocate = logging_reallocate,
     .forget_block = logging_forget_block,
     .renew_block = nrm__forward_renew_block,
-    .front = logging_front,
     .onlooker = &onlooker,
     .statistics = logging_statistics,
     .fork_child = logging_fork_child,
@@ -316,9 +364,10 @@ nrm_logging_create(nrm_resource *upstream, const nrm_logging_options *options,
     NRM_TRY(nrm__forward_create(&logging_ops, upstream, sizeof(struct logging), &mr));
     struct logging *self = logging_from(mr);
     nrm__background_watched_init(&self->watched, mr, look);
+    self->log.counters = &mr->counters;
     nrm_status status = make_path(&given, self->path);
     if (status == NRM_OK) {
-        status = nrm__log_open(self->path, &self->file);
+        status = nrm__log_open(self->path, &self->log.file);
     }
     if (status != NRM_OK) {
         nrm__resource_abandon(mr);

@@ -318,49 +318,58 @@ nrm__give_back(nrm_resource *upstream, struct nrm__block *block, bool later)
 
 /* ---- past an adaptor that looks on ---- */
 
-/* Of a live block, without a lock and a reference; 0: it has to be looked up. */
 static size_t
-peek_nbytes(nrm_resource *mr, const void *ptr)
+cell_nbytes(const struct nrm__segment *segment, const void *ptr)
 {
-    struct nrm__cache *cache;
-    size_t nbytes = 0;
-    if (mr->ops->front == NULL || nrm__cache_enter_slot(mr, &cache) == NULL) {
-        return 0;
-    }
-    const struct nrm__segment *segment = nrm__short_peek(ptr);
-    uintptr_t offset = segment != NULL ? (uintptr_t)ptr - segment->start : 0;
-    if (segment != NULL && segment->cells_of != NULL) {
-        size_t cell = offset / segment->cell_nbytes;
-        nbytes = cell * segment->cell_nbytes == offset
-                     ? atomic_load_explicit(&segment->sizes[cell], memory_order_acquire)
-                     : 0;
-    }
-    else if (segment != NULL && segment->blocks_of != NULL) {
-        const struct nrm__live *block = nrm__starts_find(segment, (uintptr_t)ptr);
-        bool is_live = block != NULL &&
-                       atomic_load_explicit(&block->key, memory_order_acquire) ==
-                           ((uintptr_t)ptr | NRM__LIVE);
-        nbytes = is_live ? atomic_load_explicit(&block->nbytes, memory_order_relaxed)
-                         : 0;
-    }
-    nrm__cache_leave(cache);
-    return nbytes;
+    uint32_t offset = (uint32_t)((uintptr_t)ptr - segment->start);
+    uint32_t unit = offset / (uint32_t)NRM__SLAB_ALIGNMENT;
+    uint32_t cell = unit * segment->reciprocal >> NRM__SLAB_RECIPROCAL_BITS;
+    return cell * segment->cell_nbytes == offset
+               ? atomic_load_explicit(&segment->sizes[cell], memory_order_acquire)
+               : 0;
 }
 
 static size_t
-live_nbytes(nrm_resource *mr, const void *ptr)
+block_nbytes(const struct nrm__segment *segment, const void *ptr)
+{
+    const struct nrm__live *block = nrm__starts_find(segment, (uintptr_t)ptr);
+    uintptr_t live = (uintptr_t)ptr | NRM__LIVE;
+    return block != NULL &&
+                   atomic_load_explicit(&block->key, memory_order_acquire) == live
+               ? atomic_load_explicit(&block->nbytes, memory_order_relaxed)
+               : 0;
+}
+
+static size_t
+look_up_nbytes(const void *ptr)
 {
     struct nrm__block block;
-    size_t nbytes = peek_nbytes(mr, ptr);
-    if (nbytes != 0) {
-        return nbytes;
-    }
-    prepare_short(mr);
     if (!nrm__block_map_find(ptr, &block)) {
         return 0;
     }
     nrm_resource_release(block.owner);
     return block.nbytes;
+}
+
+/* Of the live block that starts at an address, mostly without a lock or a reference; 0: none
+   does. */
+static size_t
+live_nbytes(const void *ptr)
+{
+    size_t nbytes = 0;
+    struct nrm__thread_state *state = nrm__thread_state_now();
+    struct nrm__cache *cache = state != NULL ? state->cache : NULL;
+    if (cache != NULL && nrm__cache_enter(cache)) {
+        const struct nrm__segment *segment = nrm__short_peek(ptr);
+        if (segment != NULL && segment->cells_of != NULL) {
+            nbytes = cell_nbytes(segment, ptr);
+        }
+        else if (segment != NULL && segment->blocks_of != NULL) {
+            nbytes = block_nbytes(segment, ptr);
+        }
+        nrm__cache_leave(cache);
+    }
+    return nbytes != 0 ? nbytes : look_up_nbytes(ptr);
 }
 
 static nrm_status
@@ -374,7 +383,6 @@ allocate_past(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *str
                                            &ptr)
             : nrm_resource_allocate(mr->upstream, nbytes, alignment, stream, &ptr);
     if (status == NRM_OK) {
-        count_allocation(mr, nbytes);
         *out = ptr;
     }
     else {
@@ -388,16 +396,14 @@ static nrm_status
 deallocate_past(nrm_resource *mr, void *ptr, nrm_stream *stream)
 {
     const struct nrm__onlooker *onlooker = mr->ops->onlooker;
-    size_t nbytes = live_nbytes(mr, ptr);
+    size_t nbytes = live_nbytes(ptr);
     uint64_t token = onlooker->gives_back(mr);
     nrm_status status = nrm_resource_deallocate(mr->upstream, ptr, nbytes, stream);
-    if (status == NRM_OK) {
-        count_deallocation(mr, nbytes);
-    }
-    else {
+    if (status != NRM_OK) {
         atomic_fetch_add_explicit(&mr->counters.errors, 1, memory_order_relaxed);
+        nbytes = 0;
     }
-    onlooker->given_back(mr, token, ptr, status == NRM_OK ? nbytes : 0, stream);
+    onlooker->given_back(mr, token, ptr, nbytes, stream);
     return status;
 }
 

@@ -15,6 +15,7 @@
  */
 #include "core/log.h"
 
+#include <stdio.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -28,6 +29,7 @@
 
 #define WAIT_NS UINT64_C(50000)        /* for the drain of another thread */
 #define PATIENCE_NS UINT64_C(10000000) /* for records of a pending operation */
+#define RUN_RECORDS 256u               /* under one hold of the lock */
 
 static struct nrm__lock lock = NRM__LOCK_INIT(NRM__RANK_LOG);
 
@@ -82,6 +84,7 @@ nrm__log_make_ring(void)
     atomic_store(&ring->is_left, false);
     atomic_store(&ring->pending, 0);
     atomic_store(&ring->limit, 0);
+    ring->seen = atomic_load(&ring->tail);
     nrm__lock_acquire(&lock);
     ring->next = rings;
     rings = ring;
@@ -163,17 +166,22 @@ real_ns(const struct scale *scale, uint64_t ticks)
 
 /* ---- one drain ---- */
 
+static bool
+try_begin_drain(void)
+{
+    nrm__lock_acquire(&lock);
+    bool begins = !is_draining;
+    is_draining = true;
+    nrm__lock_release(&lock);
+    return begins;
+}
+
 static void
 begin_drain(void)
 {
-    nrm__lock_acquire(&lock);
-    while (is_draining) {
-        nrm__lock_release(&lock);
+    while (!try_begin_drain()) {
         nrm__sleep_ns(WAIT_NS);
-        nrm__lock_acquire(&lock);
     }
-    is_draining = true;
-    nrm__lock_release(&lock);
 }
 
 static void
@@ -201,7 +209,8 @@ record_at(const struct nrm__log_ring *ring, uint64_t i)
     return &ring->records[i % NRM__LOG_RECORDS];
 }
 
-/* Notes what each ring has; returns the time that records must be older than. */
+/* Notes what each ring has; returns the time that records must be older than. A thread whose
+   ring is new may give back what one of them says it has now. */
 static uint64_t
 see_rings(struct nrm__log_ring *first)
 {
@@ -209,7 +218,7 @@ see_rings(struct nrm__log_ring *first)
     for (struct nrm__log_ring *ring = first; ring != NULL; ring = ring->next) {
         ring->seen = atomic_load_explicit(&ring->head, memory_order_acquire);
     }
-    for (struct nrm__log_ring *ring = first; ring != NULL; ring = ring->next) {
+    for (struct nrm__log_ring *ring = first_ring(); ring != NULL; ring = ring->next) {
         uint64_t pending = atomic_load_explicit(&ring->pending, memory_order_acquire);
         uint64_t head = atomic_load_explicit(&ring->head, memory_order_acquire);
         if (pending != 0) {
@@ -246,24 +255,64 @@ oldest_ring(struct nrm__log_ring *first, uint64_t cut, uint64_t *out_next)
 }
 
 static void
-write_row(const struct nrm__log_record *record, int thread, const struct scale *scale)
+count(struct nrm__counters *c, int64_t nbytes, int64_t n)
 {
-    nrm__log_file_add(record->file, record, thread, real_ns(scale, record->ticks));
-    if (nrm__log_file_is_full(record->file)) {
-        nrm__log_file_write(record->file);
+    int64_t bytes =
+        atomic_fetch_add_explicit(&c->current_bytes, nbytes, memory_order_relaxed);
+    int64_t count =
+        atomic_fetch_add_explicit(&c->current_count, n, memory_order_relaxed);
+    if (n > 0) {
+        nrm__raise_peak(&c->peak_bytes, bytes + nbytes);
+        nrm__raise_peak(&c->peak_count, count + n);
+        atomic_fetch_add_explicit(&c->total_bytes, nbytes, memory_order_relaxed);
+        atomic_fetch_add_explicit(&c->total_count, n, memory_order_relaxed);
     }
 }
 
-/* Writes the records of a ring up to a time, at least one; its owner may use their room. */
+static void
+count_record(const struct nrm__log_record *record)
+{
+    int64_t nbytes = (int64_t)record->nbytes;
+    if (record->counts && record->action == NRM__LOG_ALLOCATE) {
+        count(record->log->counters, nbytes, 1);
+    }
+    else if (record->counts && record->action == NRM__LOG_FREE) {
+        count(record->log->counters, -nbytes, -1);
+    }
+}
+
+/* The file that has a row more, which may be full now. */
+static struct nrm__log_file *
+add_row_locked(const struct nrm__log_record *record, int thread,
+               const struct scale *scale)
+{
+    struct nrm__log_file *file = record->log->file;
+    nrm__log_file_add(file, record, thread, real_ns(scale, record->ticks));
+    count_record(record);
+    return file;
+}
+
+/* Makes rows of the records of a ring up to a time, of at least one; its owner may use their
+   room. Under the lock, as a child counts what is left in the rings. */
 static void
 take_records(struct nrm__log_ring *ring, uint64_t next, const struct scale *scale)
 {
+    struct nrm__log_file *file = NULL;
+    nrm__lock_acquire(&lock);
     uint64_t tail = atomic_load_explicit(&ring->tail, memory_order_relaxed);
-    do {
-        write_row(record_at(ring, tail++), ring->thread, scale);
-    } while (tail != ring->seen && record_at(ring, tail)->ticks < next);
+    for (unsigned n = 0; n < RUN_RECORDS; n++) {
+        file = add_row_locked(record_at(ring, tail++), ring->thread, scale);
+        bool goes_on = tail != ring->seen && record_at(ring, tail)->ticks < next;
+        if (!goes_on || nrm__log_file_is_full(file)) {
+            break;
+        }
+    }
     atomic_store(&ring->tail, tail);
     atomic_store(&ring->limit, 0); /* its next record says that there is one */
+    nrm__lock_release(&lock);
+    if (nrm__log_file_is_full(file)) {
+        nrm__log_file_write(file);
+    }
 }
 
 static void
@@ -326,20 +375,35 @@ nrm__log_note_directly(const struct nrm__log_record *record)
     begin_drain();
     drain_all();
     struct scale scale = scale_now();
-    write_row(record, (int)syscall(SYS_gettid), &scale);
+    nrm__lock_acquire(&lock);
+    (void)add_row_locked(record, (int)syscall(SYS_gettid), &scale);
+    nrm__lock_release(&lock);
     write_files();
     end_drain();
+}
+
+/* Drains, or waits for room that the drain of another thread makes. */
+static void
+make_room(struct nrm__log_ring *ring, uint64_t head)
+{
+    while (head - atomic_load(&ring->tail) >= NRM__LOG_RECORDS) {
+        if (try_begin_drain()) {
+            drain_all();
+            write_files();
+            end_drain();
+        }
+        else {
+            nrm__sleep_ns(WAIT_NS);
+        }
+    }
 }
 
 bool
 nrm__log_pressed(struct nrm__log_ring *ring, bool *out_urgent)
 {
     uint64_t head = atomic_load_explicit(&ring->head, memory_order_relaxed);
+    make_room(ring, head);
     uint64_t tail = atomic_load(&ring->tail);
-    if (head - tail >= NRM__LOG_RECORDS) {
-        nrm__log_drain();
-        tail = atomic_load(&ring->tail);
-    }
     *out_urgent = head - tail >= NRM__LOG_RECORDS / 2;
     uint64_t room = *out_urgent ? NRM__LOG_RECORDS : NRM__LOG_RECORDS / 2;
     atomic_store(&ring->limit, tail + room);
@@ -440,21 +504,44 @@ nrm__log_n_lost(const struct nrm__log_file *file)
 
 /* ---- the end of the process, and forks ---- */
 
+/* Nobody is left to whom it could be raised. */
 __attribute__((destructor)) static void
 at_exit(void)
 {
     nrm__log_drain();
+    for (struct nrm__link *link = files.next; link != &files; link = link->next) {
+        const struct nrm__log_file *file =
+            NRM__CONTAINER(link, struct nrm__log_file, link);
+        uint64_t n_lost = nrm__log_n_lost(file) - file->n_told;
+        if (n_lost != 0) {
+            (void)dprintf(STDERR_FILENO,
+                          "numpy_rmm: %llu rows of the log %s are lost: %s\n",
+                          (unsigned long long)n_lost, file->path,
+                          nrm__errno_name(file->error));
+        }
+    }
 }
 
-/* What other threads had is the parent's, and so is what is on its way into a file. */
+/* What is in the rings is the parent's to write, and so is what is on its way into a file;
+   the counters are of both. */
+static void
+forget_records(struct nrm__log_ring *ring)
+{
+    uint64_t head = atomic_load(&ring->head);
+    for (uint64_t i = atomic_load(&ring->tail); i != head; i++) {
+        count_record(record_at(ring, i));
+    }
+    atomic_store(&ring->tail, head);
+    atomic_store(&ring->limit, 0);
+}
+
 static void
 fork_child(void)
 {
     const struct nrm__thread_state *state = nrm__thread_state_now();
     is_draining = false;
     for (struct nrm__log_ring *ring = rings; ring != NULL; ring = ring->next) {
-        atomic_store(&ring->tail, atomic_load(&ring->head));
-        atomic_store(&ring->limit, 0);
+        forget_records(ring);
         if (state != NULL && ring == state->log) {
             ring->thread = (int)syscall(SYS_gettid);
         }

@@ -15,7 +15,7 @@
 #include <stdint.h>
 
 #include "base/thread_state.h"
-#include "nrm/status.h"
+#include "core/ops.h"
 #include "os/ticks.h"
 
 #define NRM__LOG_RECORDS 4096u     /* of a ring */
@@ -29,13 +29,20 @@ enum nrm__log_action {
 
 struct nrm__log_file;
 
+/* Of an adaptor: where its rows go, and whose counters its records are counted in. */
+struct nrm__log {
+    struct nrm__log_file *file; /* a user of it */
+    struct nrm__counters *counters;
+};
+
 struct nrm__log_record {
     uint64_t ticks;
-    struct nrm__log_file *file;
+    const struct nrm__log *log; /* lives until nrm__log_close */
     void *ptr;
     size_t nbytes;
     uintptr_t stream; /* a handle */
     enum nrm__log_action action;
+    bool counts; /* whoever drains counts it: nobody else has */
 };
 
 /* Records from `tail` to `head`, which count on for ever, belong to whoever drains. */
@@ -60,14 +67,15 @@ struct nrm__log_ring {
  */
 nrm_status nrm__log_open(const char *path, struct nrm__log_file **out);
 
-/* All that was noted for it is written. NULL is no error. */
+/* All that was noted is written and counted: what leads to the file may go. NULL is no
+   error. */
 void nrm__log_close(struct nrm__log_file *file);
 
 /* Writes what was noted before the call. NRM_OS_ERROR: rows were lost since the last call
    that said so; the message says how many, and why. */
 nrm_status nrm__log_flush(struct nrm__log_file *file);
 
-/* Writes what there is in all files. */
+/* Writes and counts what there is in all rings. */
 void nrm__log_drain(void);
 
 /* Rows lost so far. */
@@ -75,31 +83,37 @@ uint64_t nrm__log_n_lost(const struct nrm__log_file *file);
 
 /* ---- for those who note ---- */
 
-/* In place of the inline ones below, for threads without a ring. Thread states are read-only
-   in those that end. */
+/* NULL: this thread cannot have one, as it ends, or as there is no memory. */
 struct nrm__log_ring *nrm__log_make_ring(void);
+/* For those. */
 void nrm__log_note_directly(const struct nrm__log_record *record);
 
 /* A ring is filling up: true when somebody should drain soon, and *out_urgent: at once. */
 bool nrm__log_pressed(struct nrm__log_ring *ring, bool *out_urgent);
 
-/* The ring of this thread; NULL: it cannot have one. */
+/* The ring of this thread; NULL: it has none yet. */
 static inline struct nrm__log_ring *
 nrm__log_ring_now(void)
 {
     struct nrm__thread_state *state = nrm__thread_state_now();
-    struct nrm__log_ring *ring = state != NULL ? state->log : NULL;
-    return __builtin_expect(ring != NULL, 1) ? ring : nrm__log_make_ring();
+    return state != NULL ? state->log : NULL;
+}
+
+/* Where its owner writes the next record; nobody sees it before nrm__log_put. */
+static inline struct nrm__log_record *
+nrm__log_next(struct nrm__log_ring *ring)
+{
+    uint64_t head = atomic_load_explicit(&ring->head, memory_order_relaxed);
+    return &ring->records[head % NRM__LOG_RECORDS];
 }
 
 /* True: nrm__log_pressed has to be called, with no lock held. */
 static inline bool
-nrm__log_put(struct nrm__log_ring *ring, const struct nrm__log_record *record)
+nrm__log_put(struct nrm__log_ring *ring)
 {
-    uint64_t head = atomic_load_explicit(&ring->head, memory_order_relaxed);
-    ring->records[head % NRM__LOG_RECORDS] = *record;
-    atomic_store_explicit(&ring->head, head + 1, memory_order_release);
-    return head + 1 >= atomic_load_explicit(&ring->limit, memory_order_relaxed);
+    uint64_t head = atomic_load_explicit(&ring->head, memory_order_relaxed) + 1;
+    atomic_store_explicit(&ring->head, head, memory_order_release);
+    return head >= atomic_load_explicit(&ring->limit, memory_order_relaxed);
 }
 
 #endif

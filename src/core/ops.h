@@ -103,9 +103,9 @@ struct nrm__front {
 };
 
 /* What adaptors do that must hear of every block and change none. The public calls go on to
-   those of the upstream, short way and all, and tell them here; blocks that come another
-   way they see in the ops below. In any thread, no lock held, and nothing is recorded as an
-   error of the thread. */
+   those of the upstream, short way and all, and tell them here, where they count for
+   themselves; blocks that come another way they see in the ops below. In any thread, no lock
+   held, and nothing is recorded as an error of the thread. */
 struct nrm__onlooker {
     /* `ptr` NULL: it was refused. */
     void (*allocated)(nrm_resource *self, void *ptr, size_t nbytes, nrm_stream *stream);
@@ -169,7 +169,7 @@ struct nrm__ops {
     /* Adaptors: the upstream that a live block must be given back to, or NULL. */
     nrm_resource *(*branch)(nrm_resource *self, const struct nrm__block *block);
 
-    /* Adaptors, optional: see above. Its front lets nobody take the short way past it. */
+    /* Adaptors without a front, optional: see above. */
     const struct nrm__onlooker *onlooker;
 
     /* Adaptors, optional: a block goes back past this one (nrm__deallocate_later), which
