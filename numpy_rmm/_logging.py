@@ -8,8 +8,12 @@
 from __future__ import annotations
 
 import os
+import sys
+from typing import Any
 
 from numpy_rmm import _core, mr
+
+_watched: list[Any] = []  # multiprocessing.util, once it knows of us
 
 
 def _devices() -> range:
@@ -84,6 +88,18 @@ def get_log_filenames() -> dict[int, str | None]:
         else None
         for device, resource in resources.items()
     }
+
+
+def _watch_children() -> None:
+    """Before a fork: a child of multiprocessing writes its rows when it ends."""
+    util = sys.modules.get("multiprocessing.util")
+    if util is not None and not _watched:
+        _watched.append(util)
+        util.register_after_fork(_core, _drain_at_end)
+
+
+def _drain_at_end(core: Any) -> None:
+    _watched[0].Finalize(None, core._log_drain, exitpriority=0)
 
 
 def _log_outstanding(text: str) -> None:

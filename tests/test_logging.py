@@ -233,6 +233,25 @@ def test_a_forked_child_goes_on_with_the_file(
     assert threads["1000"] == threads["2000"] != threads["3000"]
 
 
+def test_a_child_of_multiprocessing_writes_its_rows(
+    run_python: Callable[..., object], tmp_path: Path
+) -> None:
+    code = """
+    import multiprocessing, numpy_rmm
+    log = numpy_rmm.mr.LoggingResourceAdaptor(numpy_rmm.registry["host"], "log.csv")
+    log.deallocate(log.allocate(1000), 1000)
+    process = multiprocessing.get_context("fork").Process(
+        target=lambda: log.deallocate(log.allocate(2000), 2000))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    """
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr  # type: ignore[attr-defined]
+    found = [row["Size"] for row in rows_of(tmp_path / "log.csv")]
+    assert sorted(found) == ["1000", "1000", "2000", "2000"]
+
+
 @pytest.fixture
 def small_files() -> Iterator[None]:
     """No file can grow over 2000 bytes."""

@@ -258,7 +258,7 @@ def test_an_answer_without_a_truth_is_an_error() -> None:
 def test_it_backs_no_handler_nor_does_what_stands_over_it() -> None:
     adaptor = mr.FailureCallbackResourceAdaptor(host_pool(), lambda nbytes: False)
     for refused in adaptor, mr.TrackingResourceAdaptor(adaptor):
-        with pytest.raises(ValueError, match="Python"):
+        with pytest.raises(TypeError, match="calls Python functions"):
             numpy_rmm.set_handler(refused)
 
 

@@ -367,6 +367,12 @@ nrm__log_drain(void)
     end_drain();
 }
 
+bool
+nrm__log_is_used(void)
+{
+    return first_ring() != NULL;
+}
+
 /* ---- for those who note ---- */
 
 void

@@ -78,6 +78,9 @@ nrm_status nrm__log_flush(struct nrm__log_file *file);
 /* Writes and counts what there is in all rings. */
 void nrm__log_drain(void);
 
+/* Whether any thread has noted something so far. */
+bool nrm__log_is_used(void);
+
 /* Rows lost so far. */
 uint64_t nrm__log_n_lost(const struct nrm__log_file *file);
 

@@ -7,6 +7,7 @@
 #include "python/adaptors.h"
 
 #include "core/hooks.h"
+#include "core/log.h"
 #include "nrm/adaptors.h"
 #include "python/errors.h"
 #include "python/memory_resource.h"
@@ -272,5 +273,20 @@ PyMethodDef logging_adaptor_methods[] = {
     {"get_file_name", get_file_name, METH_NOARGS,
      PyDoc_STR("get_file_name($self)\n--\n\n"
                "Name of the file, with that of the device in it.")},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyObject *
+log_drain(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+{
+    void *token = nrm__detach();
+    nrm__log_drain();
+    nrm__attach(token);
+    Py_RETURN_NONE;
+}
+
+PyMethodDef adaptor_functions[] = {
+    {"_log_drain", log_drain, METH_NOARGS,
+     PyDoc_STR("_log_drain($module)\n--\n\nWrite the rows of all logs.")},
     {NULL, NULL, 0, NULL},
 };

@@ -10,4 +10,7 @@ extern PyMethodDef limiting_adaptor_methods[];
 extern PyMethodDef tracking_adaptor_methods[];
 extern PyMethodDef logging_adaptor_methods[];
 
+/* _log_drain() */
+extern PyMethodDef adaptor_functions[];
+
 #endif

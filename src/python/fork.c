@@ -1,5 +1,5 @@
 /*
- * Before os.fork: what it will cost.
+ * Before os.fork: what it will cost, and that children write their logs.
  *
  * Idle memory is left out of a child (core/left_out.c), live page-locked arrays are
  * copied into it, all at once. Of more than a GiB that is said, while there is still a
@@ -12,6 +12,7 @@
 
 #include "base/bits.h"
 #include "core/left_out.h"
+#include "core/log.h"
 #include "cuda/page_lock.h"
 #include "nrm/options.h"
 
@@ -44,9 +45,24 @@ warn(size_t nbytes)
     Py_RETURN_NONE;
 }
 
+/* Children of multiprocessing end without the end of a process. */
+static int
+watch_children(void)
+{
+    PyObject *module = PyImport_ImportModule("numpy_rmm._logging");
+    PyObject *result =
+        module == NULL ? NULL : PyObject_CallMethod(module, "_watch_children", NULL);
+    Py_XDECREF(module);
+    Py_XDECREF(result);
+    return result == NULL ? -1 : 0;
+}
+
 static PyObject *
 before_fork(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
+    if (nrm__log_is_used() && watch_children() < 0) {
+        return NULL;
+    }
     if (nrm__page_locked_nbytes() > WARN_NBYTES) {
         size_t nbytes = nrm__left_out_copied_nbytes();
         if (nbytes > WARN_NBYTES) {

@@ -5,6 +5,7 @@
 #include "python/numpy_api.h"
 
 #include "builtin.h"
+#include "python/adaptors.h"
 #include "python/array_copy.h"
 #include "python/array_info.h"
 #include "python/byte_copy.h"
@@ -104,7 +105,7 @@ add_functions(PyObject *module)
         uses_functions,         array_copy_functions,
         byte_copy_functions,    device_buffer_functions,
         device_array_functions, torch_allocator_methods,
-        dlpack_array_functions,
+        dlpack_array_functions, adaptor_functions,
     };
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) {
         if (PyModule_AddFunctions(module, tables[i]) < 0) {
