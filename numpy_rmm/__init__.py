@@ -80,6 +80,15 @@ if TYPE_CHECKING:
     )
     from numpy_rmm._include import get_include
     from numpy_rmm._info import info
+    from numpy_rmm._log_levels import (
+        flush_logger,
+        get_flush_level,
+        get_logging_level,
+        level_enum,
+        set_flush_level,
+        set_logging_level,
+        should_log,
+    )
     from numpy_rmm._logging import (
         disable_logging,
         enable_logging,
@@ -87,6 +96,13 @@ if TYPE_CHECKING:
     )
     from numpy_rmm._options import options
     from numpy_rmm._registry import registry
+    from numpy_rmm._reinitialize import (
+        RMMError,
+        is_initialized,
+        register_reinitialize_hook,
+        reinitialize,
+        unregister_reinitialize_hook,
+    )
     from numpy_rmm._statistics import Statistics
     from numpy_rmm._streams import CudaStreamFlags
 
@@ -107,6 +123,7 @@ __all__ = [
     "Handler",
     "OutOfMemoryError",
     "Pending",
+    "RMMError",
     "ResourceStatistics",
     "Statistics",
     "Stream",
@@ -124,14 +141,19 @@ __all__ = [
     "empty_like_pinned",
     "empty_pinned",
     "enable_logging",
+    "flush_logger",
+    "get_flush_level",
     "get_handler",
     "get_handler_name",
     "get_include",
     "get_log_filenames",
+    "get_logging_level",
     "host",
     "info",
+    "is_initialized",
     "is_pinned",
     "last_error",
+    "level_enum",
     "managed",
     "memory_kind",
     "mr",
@@ -139,13 +161,19 @@ __all__ = [
     "pin",
     "pinned",
     "record_use",
+    "register_reinitialize_hook",
     "registry",
+    "reinitialize",
     "reset_handler",
+    "set_flush_level",
     "set_handler",
+    "set_logging_level",
+    "should_log",
     "stream_capture",
     "testing",
     "to_device",
     "trim",
+    "unregister_reinitialize_hook",
     "use_handler",
     "zeros_like_pinned",
     "zeros_pinned",
@@ -159,6 +187,7 @@ _capture_hooks.watch()
 _MODULES = {"allocators", "mr", "testing"}
 _PLACES = {
     "CudaStreamFlags": "_streams",
+    "RMMError": "_reinitialize",
     "Statistics": "_statistics",
     "assert_active": "_handlers",
     "copyto": "_copy",
@@ -166,17 +195,28 @@ _PLACES = {
     "empty_like_pinned": "_creation",
     "empty_pinned": "_creation",
     "enable_logging": "_logging",
+    "flush_logger": "_log_levels",
+    "get_flush_level": "_log_levels",
     "get_include": "_include",
     "get_log_filenames": "_logging",
+    "get_logging_level": "_log_levels",
     "host": "_handlers",
     "info": "_info",
+    "is_initialized": "_reinitialize",
+    "level_enum": "_log_levels",
     "managed": "_handlers",
     "options": "_options",
     "pinned": "_handlers",
+    "register_reinitialize_hook": "_reinitialize",
     "registry": "_registry",
+    "reinitialize": "_reinitialize",
     "reset_handler": "_handlers",
+    "set_flush_level": "_log_levels",
     "set_handler": "_handlers",
+    "set_logging_level": "_log_levels",
+    "should_log": "_log_levels",
     "stream_capture": "_capture",
+    "unregister_reinitialize_hook": "_reinitialize",
     "use_handler": "_handlers",
     "zeros_like_pinned": "_creation",
     "zeros_pinned": "_creation",

@@ -217,6 +217,9 @@ class MemoryResource:
     def statistics(self) -> ResourceStatistics: ...
     def trim(self, keep: _Size = 0) -> int: ...
 
+@disjoint_base
+class UpstreamResourceAdaptor(MemoryResource): ...
+
 class HostMemoryResource(MemoryResource):
     def __init__(
         self,
@@ -245,7 +248,7 @@ class CallbackMemoryResource(MemoryResource):
         kind: _Kind = "device",
     ) -> None: ...
 
-class PoolMemoryResource(MemoryResource):
+class PoolMemoryResource(UpstreamResourceAdaptor):
     def __init__(
         self,
         upstream_mr: MemoryResource,
@@ -261,14 +264,14 @@ class PoolMemoryResource(MemoryResource):
     ) -> None: ...
     def add_peer(self, device: _Index) -> None: ...
 
-class StatisticsResourceAdaptor(MemoryResource):
+class StatisticsResourceAdaptor(UpstreamResourceAdaptor):
     def __init__(self, upstream_mr: MemoryResource) -> None: ...
     @property
     def allocation_counts(self) -> Statistics: ...
     def push_counters(self) -> Statistics: ...
     def pop_counters(self) -> Statistics: ...
 
-class LimitingResourceAdaptor(MemoryResource):
+class LimitingResourceAdaptor(UpstreamResourceAdaptor):
     def __init__(
         self,
         upstream_mr: MemoryResource,
@@ -278,7 +281,7 @@ class LimitingResourceAdaptor(MemoryResource):
     def get_allocated_bytes(self) -> int: ...
     def get_allocation_limit(self) -> int: ...
 
-class AlignedResourceAdaptor(MemoryResource):
+class AlignedResourceAdaptor(UpstreamResourceAdaptor):
     def __init__(
         self,
         upstream_mr: MemoryResource,
@@ -286,15 +289,15 @@ class AlignedResourceAdaptor(MemoryResource):
         alignment_threshold: _Size = 0,
     ) -> None: ...
 
-class PrefetchResourceAdaptor(MemoryResource):
+class PrefetchResourceAdaptor(UpstreamResourceAdaptor):
     def __init__(self, upstream_mr: MemoryResource) -> None: ...
 
-class FailureCallbackResourceAdaptor(MemoryResource):
+class FailureCallbackResourceAdaptor(UpstreamResourceAdaptor):
     def __init__(
         self, upstream_mr: MemoryResource, callback: Callable[[int], bool]
     ) -> None: ...
 
-class TrackingResourceAdaptor(MemoryResource):
+class TrackingResourceAdaptor(UpstreamResourceAdaptor):
     def __init__(
         self, upstream_mr: MemoryResource, capture_stacks: bool = False
     ) -> None: ...
@@ -302,7 +305,7 @@ class TrackingResourceAdaptor(MemoryResource):
     def get_outstanding_allocations_str(self) -> str: ...
     def log_outstanding_allocations(self) -> None: ...
 
-class LoggingResourceAdaptor(MemoryResource):
+class LoggingResourceAdaptor(UpstreamResourceAdaptor):
     def __init__(
         self,
         upstream_mr: MemoryResource,
@@ -311,7 +314,7 @@ class LoggingResourceAdaptor(MemoryResource):
     def flush(self) -> None: ...
     def get_file_name(self) -> str: ...
 
-class FixedSizeMemoryResource(MemoryResource):
+class FixedSizeMemoryResource(UpstreamResourceAdaptor):
     def __init__(
         self,
         upstream_mr: MemoryResource,
@@ -319,7 +322,7 @@ class FixedSizeMemoryResource(MemoryResource):
         blocks_to_preallocate: _Index = 128,
     ) -> None: ...
 
-class BinningMemoryResource(MemoryResource):
+class BinningMemoryResource(UpstreamResourceAdaptor):
     def __init__(
         self,
         upstream_mr: MemoryResource,
@@ -332,7 +335,7 @@ class BinningMemoryResource(MemoryResource):
     @property
     def bin_mrs(self) -> list[MemoryResource]: ...
 
-class ArenaMemoryResource(MemoryResource):
+class ArenaMemoryResource(UpstreamResourceAdaptor):
     def __init__(
         self,
         upstream_mr: MemoryResource,
@@ -352,10 +355,11 @@ def _registry_names() -> list[str]: ...
 def _registry_contains(name: object, /) -> bool: ...
 def _registry_needs_cuda(name: str, /) -> bool: ...
 def _registry_peek(name: str, /) -> MemoryResource | None: ...
-def get_per_device_resource(device: _Index, /) -> MemoryResource: ...
+def get_per_device_resource(device: _Index) -> MemoryResource: ...
 def set_per_device_resource(device: _Index, mr: MemoryResource | None) -> None: ...
 def get_current_device_resource() -> MemoryResource: ...
-def set_current_device_resource(mr: MemoryResource | None, /) -> None: ...
+def set_current_device_resource(mr: MemoryResource | None) -> None: ...
+def _reset_device_resources() -> None: ...
 def available_device_memory() -> tuple[int, int]: ...
 
 # ---- handlers ----

@@ -27,12 +27,14 @@ from numpy_rmm._core import (
     PrefetchResourceAdaptor,
     StatisticsResourceAdaptor,
     TrackingResourceAdaptor,
+    UpstreamResourceAdaptor,
     available_device_memory,
     get_current_device_resource,
     get_per_device_resource,
     set_current_device_resource,
     set_per_device_resource,
 )
+from numpy_rmm._reinitialize import is_initialized
 
 DeviceMemoryResource = MemoryResource  # as RMM calls the root class
 
@@ -56,9 +58,37 @@ __all__ = [
     "PrefetchResourceAdaptor",
     "StatisticsResourceAdaptor",
     "TrackingResourceAdaptor",
+    "UpstreamResourceAdaptor",
     "available_device_memory",
     "get_current_device_resource",
+    "get_current_device_resource_type",
     "get_per_device_resource",
+    "get_per_device_resource_type",
+    "is_initialized",
     "set_current_device_resource",
     "set_per_device_resource",
 ]
+
+
+def get_current_device_resource_type() -> type[MemoryResource]:
+    """The type of the current resource of the current device.
+
+    Examples
+    --------
+    >>> from numpy_rmm import mr
+    >>> from numpy_rmm.testing import simulate_cuda
+    >>> with simulate_cuda():
+    ...     mr.get_current_device_resource_type().__name__
+    'PoolMemoryResource'
+    """
+    return type(get_current_device_resource())
+
+
+def get_per_device_resource_type(device: int) -> type[MemoryResource]:
+    """The type of the current resource of a device, given by its ordinal.
+
+    Examples
+    --------
+    See :func:`get_current_device_resource_type`.
+    """
+    return type(get_per_device_resource(device))

@@ -233,7 +233,9 @@ def test_what_a_stream_is_not_made_of(cuda: Driver) -> None:
     cuda.activate()
     with pytest.raises(ValueError, match=r"flags must be .* not 2"):
         Stream(flags=2)
-    with pytest.raises(TypeError, match="flags are of a new stream"):
+    with pytest.raises(
+        ValueError, match="flags may only be specified when obj is None"
+    ):
         Stream(DEFAULT_STREAM, 1)
     for constant in (DEFAULT_STREAM, LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM):
         with pytest.raises(ValueError, match="cannot be closed"):

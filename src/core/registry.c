@@ -11,9 +11,9 @@
 #include "base/assert.h"
 #include "base/error.h"
 #include "base/lock.h"
+#include "core/current.h"
 #include "core/nodes.h"
 #include "core/ops.h"
-#include "cuda/context.h"
 #include "nrm/registry.h"
 #include "os/fork.h"
 
@@ -29,11 +29,6 @@ struct row {
 
 static struct nrm__lock lock = NRM__LOCK_INIT(NRM__RANK_REGISTRY);
 static struct row *rows;
-/* Written under the lock: what is current (retained; NULL: the default), and what that is
-   (retained; made when asked for). */
-static _Atomic(nrm_resource *) per_device[NRM__MAX_DEVICES];
-static _Atomic(nrm_resource *) device_defaults[NRM__MAX_DEVICES];
-static nrm_status (*make_device_default)(int device, nrm_resource **out);
 
 /* ---- rows ---- */
 
@@ -117,8 +112,8 @@ nrm__registry_add_builtins(const struct nrm__builtin *builtins, size_t n_builtin
                            nrm_status (*device_default)(int device, nrm_resource **out))
 {
     nrm_status status = NRM_OK;
+    nrm__current_set_maker(device_default);
     nrm__lock_acquire(&lock);
-    make_device_default = device_default;
     for (size_t i = 0; i < n_builtins && status == NRM_OK; i++) {
         struct row *row = find_locked(builtins[i].name);
         if (row == NULL) {
@@ -272,92 +267,6 @@ nrm_registry_needs_cuda(const char *name)
     return needs;
 }
 
-/* ---- devices ---- */
-
-static nrm_status
-check_device(int device)
-{
-    if (device < 0 || device >= NRM__MAX_DEVICES) {
-        return nrm__error(NRM_INVALID_VALUE, "a device ordinal is 0 to %d, not %d",
-                          NRM__MAX_DEVICES - 1, device);
-    }
-    return NRM_OK;
-}
-
-nrm_status
-nrm__registry_device_default(int device, nrm_resource **out)
-{
-    NRM_TRY(check_device(device));
-    nrm__lock_acquire(&lock);
-    nrm_resource *mr = device_defaults[device];
-    if (mr != NULL) {
-        nrm_resource_retain(mr);
-    }
-    nrm__lock_release(&lock);
-    if (mr == NULL) {
-        NRM_TRY(make_device_default(device, &mr));
-        nrm_resource *mine = mr;
-        nrm__lock_acquire(&lock);
-        if (device_defaults[device] == NULL) {
-            device_defaults[device] = mr;
-        }
-        mr = device_defaults[device];
-        nrm_resource_retain(mr);
-        nrm__lock_release(&lock);
-        if (mine != mr) {
-            nrm_resource_release(mine);
-        }
-    }
-    *out = mr;
-    return NRM_OK;
-}
-
-nrm_status
-nrm_get_per_device_resource(int device, nrm_resource **out)
-{
-    NRM_TRY(check_device(device));
-    nrm__lock_acquire(&lock);
-    nrm_resource *mr = per_device[device];
-    if (mr != NULL) {
-        nrm_resource_retain(mr);
-    }
-    nrm__lock_release(&lock);
-    if (mr == NULL) {
-        return nrm__registry_device_default(device, out);
-    }
-    *out = mr;
-    return NRM_OK;
-}
-
-nrm_resource *
-nrm__registry_peek_device(int device)
-{
-    nrm_resource *mr = atomic_load_explicit(&per_device[device], memory_order_relaxed);
-    return mr != NULL
-               ? mr
-               : atomic_load_explicit(&device_defaults[device], memory_order_relaxed);
-}
-
-nrm_status
-nrm_set_per_device_resource(int device, nrm_resource *mr)
-{
-    NRM_TRY(check_device(device));
-    if (mr != NULL && mr->kind == NRM_KIND_HOST) {
-        return nrm__error(NRM_INVALID_VALUE,
-                          "%s has host memory, which a device cannot use",
-                          mr->ops->class_name);
-    }
-    if (mr != NULL) {
-        nrm_resource_retain(mr);
-    }
-    nrm__lock_acquire(&lock);
-    nrm_resource *old = per_device[device];
-    per_device[device] = mr;
-    nrm__lock_release(&lock);
-    nrm_resource_release(old);
-    return NRM_OK;
-}
-
 /* ---- another driver ---- */
 
 /* One resource that a factory made on the old driver, taken out of the table; NULL. */
@@ -370,10 +279,6 @@ take_made_on_driver_locked(void)
             mr = row->mr;
             row->mr = NULL;
         }
-    }
-    for (int i = 0; i < NRM__MAX_DEVICES && mr == NULL; i++) {
-        mr = device_defaults[i];
-        device_defaults[i] = NULL;
     }
     return mr;
 }
@@ -388,6 +293,7 @@ nrm__registry_forget_driver(void)
         nrm__lock_release(&lock);
         nrm_resource_release(mr);
     } while (mr != NULL);
+    nrm__current_forget_driver();
 }
 
 static const struct nrm__fork_hook fork_hook = {

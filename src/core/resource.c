@@ -18,6 +18,7 @@
 #include "base/lock.h"
 #include "core/cache.h"
 #include "core/nodes.h"
+#include "core/references.h"
 #include "os/fork.h"
 
 #define HOLD (UINT64_C(1) << 32)
@@ -78,6 +79,12 @@ void
 nrm_resource_retain(nrm_resource *mr)
 {
     atomic_fetch_add_explicit(&mr->refcount, 1, memory_order_relaxed);
+}
+
+void
+nrm__resource_retain_many(nrm_resource *mr, size_t n)
+{
+    atomic_fetch_add_explicit(&mr->refcount, n, memory_order_relaxed);
 }
 
 bool
@@ -157,6 +164,13 @@ nrm_resource_release(nrm_resource *mr)
     while (mr != NULL && drop_user(mr)) {
         mr = end(mr);
     }
+}
+
+void
+nrm__resource_release_many(nrm_resource *mr, size_t n)
+{
+    atomic_fetch_sub_explicit(&mr->refcount, n - 1, memory_order_release);
+    nrm_resource_release(mr);
 }
 
 void

@@ -5,6 +5,7 @@
 #include "python/cuda_query.h"
 
 #include "core/copy.h"
+#include "core/current.h"
 #include "core/exchange.h"
 #include "core/hooks.h"
 #include "cuda/context.h"
@@ -20,16 +21,7 @@
 int
 cuda_current_device(void)
 {
-    const struct nrm__driver *driver = nrm__cuda_driver();
-    nrm_CUdevice device;
-    if (driver != NULL && driver->cuCtxGetDevice(&device) == NRM_CUDA_SUCCESS) {
-        for (int i = 0; i < driver->n_devices; i++) {
-            if (driver->devices[i] == device) {
-                return i;
-            }
-        }
-    }
-    return (int)nrm_option_get(NRM_OPT_DEVICE);
+    return nrm__current_device();
 }
 
 int

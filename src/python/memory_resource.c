@@ -317,6 +317,24 @@ static PyType_Spec base_spec = {
     .slots = base_slots,
 };
 
+/* What draws on another resource has a class in common, as in RMM. */
+#define UPSTREAM_DOC                                                                   \
+    "A resource that draws on another one: a pool or an adaptor.\n\n"                  \
+    "The base class of these, for isinstance; it has no constructor."
+
+static PyType_Slot upstream_slots[] = {
+    {Py_tp_doc, (void *)UPSTREAM_DOC},
+    {Py_tp_new, base_new},
+    {0, NULL},
+};
+
+static PyType_Spec upstream_spec = {
+    .name = "numpy_rmm.mr.UpstreamResourceAdaptor",
+    .basicsize = sizeof(struct resource_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = upstream_slots,
+};
+
 #define RESOURCE(c_name, python_name, kind, signature, doc)                            \
     {"numpy_rmm.mr." #python_name, #python_name "(" signature ")\n--\n\n" doc, kind,   \
      #c_name, signature},
@@ -344,6 +362,14 @@ static const struct own {
     [RESOURCE_binning] = {binning_methods, binning_getset},
     [RESOURCE_pool] = {pool_methods, NULL},
 };
+
+static PyTypeObject *
+base_of(const struct module_state *state, int row)
+{
+    static const char first[] = "upstream_mr";
+    bool has_upstream = strncmp(rows[row].signature, first, strlen(first)) == 0;
+    return has_upstream ? state->upstream_type : state->resource_type;
+}
 
 static PyTypeObject *
 make_type(PyObject *module, PyTypeObject *base, int row)
@@ -384,8 +410,14 @@ memory_resource_init(PyObject *module)
         PyModule_AddType(module, state->resource_type) < 0) {
         return -1;
     }
+    state->upstream_type = (PyTypeObject *)PyType_FromModuleAndSpec(
+        module, &upstream_spec, (PyObject *)state->resource_type);
+    if (state->upstream_type == NULL ||
+        PyModule_AddType(module, state->upstream_type) < 0) {
+        return -1;
+    }
     for (int i = 0; i < RESOURCE_N_CLASSES; i++) {
-        state->resource_types[i] = make_type(module, state->resource_type, i);
+        state->resource_types[i] = make_type(module, base_of(state, i), i);
         if (state->resource_types[i] == NULL) {
             return -1;
         }

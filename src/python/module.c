@@ -42,6 +42,7 @@
     X((state)->stream_type)                                                            \
     X((state)->pin_type)                                                               \
     X((state)->resource_type)                                                          \
+    X((state)->upstream_type)                                                          \
     X((state)->statistics_type)                                                        \
     X((state)->error_info_type)                                                        \
     X((state)->array_info_type)                                                        \

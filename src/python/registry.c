@@ -7,12 +7,11 @@
  */
 #include "python/registry.h"
 
-#include "core/hooks.h"
+#include "core/current.h"
 #include "core/registry.h"
 #include "cuda/driver.h"
 #include "nrm/registry.h"
 #include "python/args.h"
-#include "python/cuda_query.h"
 #include "python/errors.h"
 #include "python/memory_resource.h"
 #include "python/signature.h"
@@ -232,23 +231,23 @@ get_for_device(struct module_state *state, int device)
     return kept;
 }
 
-/* Which device is current only an initialised driver can tell; where there is none, the
-   resource says so when it is asked for memory. */
-static void
-initialize_cuda(void)
-{
-    if (nrm__cuda_driver() == NULL) {
-        void *token = nrm__detach();
-        (void)nrm__cuda_init(NULL);
-        nrm__attach(token);
-    }
-}
-
 PyObject *
 registry_current(struct module_state *state)
 {
-    initialize_cuda();
-    return get_for_device(state, cuda_current_device());
+    return get_for_device(state, nrm__current_device_asked());
+}
+
+static int
+keep_for_device(struct module_state *state, int device, PyObject *object)
+{
+    PyObject *key = PyLong_FromLong(device);
+    int result = -1;
+    if (key != NULL) {
+        result = object != Py_None ? PyDict_SetItem(state->registered, key, object)
+                                   : forget(state, key);
+        Py_DECREF(key);
+    }
+    return result;
 }
 
 /* `object` None restores the default. */
@@ -266,14 +265,7 @@ set_for_device(struct module_state *state, int device, PyObject *object)
     if (status != NRM_OK) {
         return errors_raise(state, status);
     }
-    PyObject *key = PyLong_FromLong(device);
-    int result = -1;
-    if (key != NULL) {
-        result = mr != NULL ? PyDict_SetItem(state->registered, key, object)
-                            : forget(state, key);
-        Py_DECREF(key);
-    }
-    return result < 0 ? NULL : Py_NewRef(Py_None);
+    return keep_for_device(state, device, object) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 static int
@@ -287,17 +279,25 @@ device_argument(PyObject *value, int *out)
     return 0;
 }
 
+#define GET_DEVICE_TEXT "device"
+#define SET_DEVICE_TEXT "device, mr"
+#define SET_CURRENT_TEXT "mr"
+
 static PyObject *
-get_per_device_resource(PyObject *module, PyObject *value)
+get_per_device_resource(PyObject *module, PyObject *const *args, Py_ssize_t n_args,
+                        PyObject *names)
 {
+    static struct signature signature =
+        SIGNATURE("get_per_device_resource", GET_DEVICE_TEXT);
+    PyObject *values[1];
     int device;
-    if (errors_begin_call() < 0 || device_argument(value, &device) < 0) {
+    if (errors_begin_call() < 0 ||
+        signature_bind(&signature, args, n_args, names, values) < 0 ||
+        device_argument(values[0], &device) < 0) {
         return NULL;
     }
     return get_for_device(module_state(module), device);
 }
-
-#define SET_DEVICE_TEXT "device, mr"
 
 static PyObject *
 set_per_device_resource(PyObject *module, PyObject *const *args, Py_ssize_t n_args,
@@ -322,14 +322,35 @@ get_current_device_resource(PyObject *module, PyObject *Py_UNUSED(unused))
 }
 
 static PyObject *
-set_current_device_resource(PyObject *module, PyObject *mr)
+set_current_device_resource(PyObject *module, PyObject *const *args, Py_ssize_t n_args,
+                            PyObject *names)
+{
+    static struct signature signature =
+        SIGNATURE("set_current_device_resource", SET_CURRENT_TEXT);
+    PyObject *values[1];
+    if (errors_begin_call() < 0 ||
+        signature_bind(&signature, args, n_args, names, values) < 0) {
+        return NULL;
+    }
+    return set_for_device(module_state(module), nrm__current_device_asked(), values[0]);
+}
+
+/* Every device has its default again; what was current goes if nobody else has it. */
+static PyObject *
+reset_device_resources(PyObject *module, PyObject *Py_UNUSED(unused))
 {
     struct module_state *state = module_state(module);
+    nrm_status status = NRM_OK;
     if (errors_begin_call() < 0) {
         return NULL;
     }
-    initialize_cuda();
-    return set_for_device(state, cuda_current_device(), mr);
+    for (int device = 0; device < NRM__MAX_DEVICES && status == NRM_OK; device++) {
+        status = nrm_set_per_device_resource(device, NULL);
+    }
+    if (status != NRM_OK) {
+        return errors_raise(state, status);
+    }
+    return registry_forget_devices(state) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 PyMethodDef registry_methods[] = {
@@ -350,9 +371,10 @@ PyMethodDef registry_methods[] = {
     {"_registry_peek", registry_peek, METH_O,
      PyDoc_STR("_registry_peek($module, name, /)\n--\n\n"
                "The resource if it was made already, else None.")},
-    {"get_per_device_resource", get_per_device_resource, METH_O,
-     PyDoc_STR(
-         "get_per_device_resource($module, device, /)\n--\n\n"
+    {"get_per_device_resource", (PyCFunction)(void (*)(void))get_per_device_resource,
+     METH_FASTCALL | METH_KEYWORDS,
+     SIGNATURE_DOC(
+         "get_per_device_resource", "$module, ", GET_DEVICE_TEXT,
          "The current resource of a device.\n\n"
          "Parameters\n----------\ndevice : int\n    Ordinal.\n\n"
          "Returns\n-------\nMemoryResource\n"
@@ -370,14 +392,22 @@ PyMethodDef registry_methods[] = {
          "mr : MemoryResource or None\n"
          "    Of memory that the device can use; None restores the default.\n\n"
          "Raises\n------\n"
-         "ValueError\n    For a resource of ordinary host memory.\n")},
+         "ValueError\n    For a resource of ordinary host memory, or of another device.\n\n"
+         "Notes\n-----\n"
+         "Others may allocate meanwhile: each block goes back to the resource that it\n"
+         "came from.\n")},
     {"get_current_device_resource", get_current_device_resource, METH_NOARGS,
      PyDoc_STR("get_current_device_resource($module)\n--\n\n"
                "The current resource of the current device; see\n"
                ":func:`get_per_device_resource`.")},
-    {"set_current_device_resource", set_current_device_resource, METH_O,
-     PyDoc_STR("set_current_device_resource($module, mr, /)\n--\n\n"
-               "Set the current resource of the current device; see\n"
-               ":func:`set_per_device_resource`.")},
+    {"set_current_device_resource",
+     (PyCFunction)(void (*)(void))set_current_device_resource,
+     METH_FASTCALL | METH_KEYWORDS,
+     SIGNATURE_DOC("set_current_device_resource", "$module, ", SET_CURRENT_TEXT,
+                   "Set the current resource of the current device; see\n"
+                   ":func:`set_per_device_resource`.")},
+    {"_reset_device_resources", reset_device_resources, METH_NOARGS,
+     PyDoc_STR("_reset_device_resources($module)\n--\n\n"
+               "Restore the default of every device.")},
     {NULL, NULL, 0, NULL},
 };

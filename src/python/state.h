@@ -22,6 +22,7 @@ struct module_state {
     PyTypeObject *stream_type;
     PyTypeObject *pin_type;
     PyTypeObject *resource_type; /* MemoryResource */
+    PyTypeObject *upstream_type; /* UpstreamResourceAdaptor */
     PyTypeObject *resource_types[RESOURCE_N_CLASSES];
     PyTypeObject *statistics_type;
     PyTypeObject *error_info_type;

@@ -205,8 +205,9 @@ stream_vectorcall(PyObject *object, PyObject *const *args, size_t n_args,
     }
     bool is_new = arg_is_none(values[0]);
     if (!is_new && !arg_is_none(values[1])) {
-        PyErr_SetString(PyExc_TypeError,
-                        "flags are of a new stream: obj must be None with them");
+        PyErr_SetString(PyExc_ValueError,
+                        "flags may only be specified when obj is None: they are of a "
+                        "new stream");
         return NULL;
     }
     nrm_stream *stream = is_new ? create(state, values[1])
@@ -477,8 +478,8 @@ static PyType_Slot stream_slots[] = {
          "    Of a new stream: 0 (None), ordered with the legacy default stream, or\n"
          "    1, not.\n\n"
          "Raises\n------\n"
-         "TypeError\n    For anything else, and flags of a stream that is there.\n"
-         "ValueError\n    For other flags.\n"
+         "TypeError\n    For anything else.\n"
+         "ValueError\n    For other flags, and flags of a stream that is there.\n"
          "NotImplementedError\n    For another version of ``__cuda_stream__``.\n"
          "CudaError\n    When the driver failed, and for a Stream that is closed.\n\n"
          "Examples\n--------\n"

@@ -104,7 +104,9 @@
     X(block_uses, nrm_status,                                                          \
       (const void *ptr, nrm_use *out, size_t capacity, size_t *out_n))                 \
     X(record_use, nrm_status, (const void *ptr, nrm_stream *stream))                   \
-    X(record_use_on_handle, nrm_status, (const void *ptr, uintptr_t handle))
+    X(record_use_on_handle, nrm_status, (const void *ptr, uintptr_t handle))           \
+    X(get_current_device_resource, nrm_status, (nrm_resource * *out))                  \
+    X(set_current_device_resource, nrm_status, (nrm_resource * mr))
 
 struct nrm_functions {
     size_t size; /* of the table in the installed numpy_rmm */

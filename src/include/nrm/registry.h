@@ -31,11 +31,18 @@ NRM_API bool nrm_registry_needs_cuda(const char *name);
 /* A resource that exists already under `name`, or NULL: never makes one. New reference. */
 NRM_API nrm_resource *nrm_registry_peek(const char *name);
 
-/* The current resource of a device (ordinal); the default is the name "device". */
+/* The current resource of a device (ordinal), a new reference; the default is the name
+   "device". */
 NRM_API NRM_NODISCARD nrm_status nrm_get_per_device_resource(int device,
                                                              nrm_resource **out);
-/* NULL restores the default. */
+/* NULL restores the default. NRM_INVALID_VALUE: host memory, or that of another device.
+   Blocks go back to the resource that they came from, whatever is current by then. */
 NRM_API NRM_NODISCARD nrm_status nrm_set_per_device_resource(int device,
                                                              nrm_resource *mr);
+
+/* The same for the device of the caller's current context, or if it has none that of the
+   option `device`. They call cuInit if nobody did. */
+NRM_API NRM_NODISCARD nrm_status nrm_get_current_device_resource(nrm_resource **out);
+NRM_API NRM_NODISCARD nrm_status nrm_set_current_device_resource(nrm_resource *mr);
 
 #endif
