@@ -216,30 +216,41 @@ nrm_set_per_device_resource(int device, nrm_resource *mr)
 
 /* ---- the current device ---- */
 
+/* Where there is one device the driver need not be asked. */
+static int
+device_by(const struct nrm__driver *driver)
+{
+    int option = (int)nrm_option_get(NRM_OPT_DEVICE);
+    nrm_CUdevice device;
+    if (driver == NULL || (driver->n_devices == 1 && option == 0) ||
+        driver->cuCtxGetDevice(&device) != NRM_CUDA_SUCCESS) {
+        return option;
+    }
+    for (int i = 0; i < driver->n_devices; i++) {
+        if (driver->devices[i] == device) {
+            return i;
+        }
+    }
+    return option;
+}
+
 int
 nrm__current_device(void)
 {
-    const struct nrm__driver *driver = nrm__cuda_driver();
-    nrm_CUdevice device;
-    if (driver != NULL && driver->cuCtxGetDevice(&device) == NRM_CUDA_SUCCESS) {
-        for (int i = 0; i < driver->n_devices; i++) {
-            if (driver->devices[i] == device) {
-                return i;
-            }
-        }
-    }
-    return (int)nrm_option_get(NRM_OPT_DEVICE);
+    return device_by(nrm__cuda_driver());
 }
 
 int
 nrm__current_device_asked(void)
 {
-    if (nrm__cuda_driver() == NULL) {
+    const struct nrm__driver *driver = nrm__cuda_driver();
+    if (driver == NULL) {
         void *token = nrm__detach();
         (void)nrm__cuda_init(NULL);
         nrm__attach(token);
+        driver = nrm__cuda_driver();
     }
-    return nrm__current_device();
+    return device_by(driver);
 }
 
 nrm_status

@@ -73,7 +73,7 @@ static struct {
     bool shown;
     char text[320];
 } warnings[NRM__WARN_COUNT];
-static atomic_int n_unshown;
+atomic_int nrm__n_warnings;
 
 static nrm_error first_lost;
 static uint64_t n_lost;
@@ -91,7 +91,7 @@ nrm__warning_post(enum nrm__warning id, const char *format, ...)
         va_start(arguments, format);
         vsnprintf(warnings[id].text, sizeof warnings[id].text, format, arguments);
         va_end(arguments);
-        atomic_fetch_add_explicit(&n_unshown, 1, memory_order_release);
+        atomic_fetch_add_explicit(&nrm__n_warnings, 1, memory_order_release);
     }
     nrm__lock_release(&lock);
 }
@@ -100,7 +100,7 @@ bool
 nrm__warning_take(char *out, size_t size)
 {
     bool found = false;
-    if (atomic_load_explicit(&n_unshown, memory_order_acquire) == 0) {
+    if (atomic_load_explicit(&nrm__n_warnings, memory_order_acquire) == 0) {
         return false;
     }
     nrm__lock_acquire(&lock);
@@ -109,7 +109,7 @@ nrm__warning_take(char *out, size_t size)
         if (found) {
             warnings[id].shown = true;
             snprintf(out, size, "%s", warnings[id].text);
-            atomic_fetch_sub_explicit(&n_unshown, 1, memory_order_relaxed);
+            atomic_fetch_sub_explicit(&nrm__n_warnings, 1, memory_order_relaxed);
         }
     }
     nrm__lock_release(&lock);
@@ -123,7 +123,7 @@ nrm__warnings_rearm(void)
     for (int id = 0; id < NRM__WARN_COUNT; id++) {
         warnings[id].posted = warnings[id].shown = false;
     }
-    atomic_store(&n_unshown, 0);
+    atomic_store(&nrm__n_warnings, 0);
     nrm__lock_release(&lock);
 }
 

@@ -4,6 +4,7 @@
 #ifndef NRM_CORE_HOOKS_H
 #define NRM_CORE_HOOKS_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -52,6 +53,9 @@ enum nrm__warning {
 };
 
 void nrm__warning_post(enum nrm__warning id, const char *format, ...) NRM_PRINTF(2, 3);
+
+/* How many were posted and not shown yet; only to be read. */
+extern atomic_int nrm__n_warnings;
 
 /* Copies the next warning not shown yet; false: there is none (one atomic load). */
 bool nrm__warning_take(char *out, size_t size);

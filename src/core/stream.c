@@ -177,20 +177,43 @@ destroy(const nrm_stream *stream)
     }
 }
 
-void
-nrm_stream_release(nrm_stream *stream)
+/* True: it was the last reference, and the driver's stream has ended. */
+static bool
+drop_reference(nrm_stream *stream)
 {
     if (stream == NULL ||
-        !atomic_load_explicit(&stream->refcount, memory_order_relaxed)) {
-        return;
-    }
-    if (atomic_fetch_sub_explicit(&stream->refcount, 1, memory_order_acq_rel) != 1) {
-        return;
+        !atomic_load_explicit(&stream->refcount, memory_order_relaxed) ||
+        atomic_fetch_sub_explicit(&stream->refcount, 1, memory_order_acq_rel) != 1) {
+        return false;
     }
     nrm__order_retire(stream);
     destroy(stream);
-    if (stream->drop != NULL) {
-        stream->drop(stream->keepalive);
+    return true;
+}
+
+void
+nrm_stream_release(nrm_stream *stream)
+{
+    if (drop_reference(stream)) {
+        if (stream->drop != NULL) {
+            stream->drop(stream->keepalive);
+        }
+        unmake(stream);
     }
-    unmake(stream);
+}
+
+void *
+nrm__stream_release_kept(nrm_stream *stream, void (*drop)(void *keepalive))
+{
+    void *kept = NULL;
+    if (drop_reference(stream)) {
+        if (stream->drop == drop) {
+            kept = stream->keepalive;
+        }
+        else if (stream->drop != NULL) {
+            stream->drop(stream->keepalive);
+        }
+        unmake(stream);
+    }
+    return kept;
 }

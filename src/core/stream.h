@@ -57,4 +57,8 @@ nrm__stream_is_here(const nrm_stream *stream)
 /* False when the last reference is gone. The memory must still be there. */
 bool nrm__stream_try_retain(nrm_stream *stream);
 
+/* As nrm_stream_release, but if it was the last reference and `drop` is what would let go of
+   what kept the stream alive, that is returned instead: the caller's. NULL: there is none. */
+void *nrm__stream_release_kept(nrm_stream *stream, void (*drop)(void *keepalive));
+
 #endif

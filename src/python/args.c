@@ -85,7 +85,7 @@ size_from_object(PyObject *value, const char *name, size_t *out, double *out_per
 }
 
 int
-arg_nbytes(PyObject *value, const char *name, size_t *out)
+arg_any_nbytes(PyObject *value, const char *name, size_t *out)
 {
     return size_from_object(value, name, out, NULL);
 }
@@ -124,7 +124,7 @@ arg_integer(PyObject *value, const char *name, long low, long high, long *out)
 }
 
 int
-arg_address(PyObject *value, const char *name, uintptr_t *out)
+arg_any_address(PyObject *value, const char *name, uintptr_t *out)
 {
     if (!PyIndex_Check(value)) {
         return type_error(value, name, "an int");

@@ -12,8 +12,31 @@
 
 #include "python/compat.h"
 
+int arg_any_nbytes(PyObject *value, const char *name, size_t *out);
+int arg_any_address(PyObject *value, const char *name, uintptr_t *out);
+
+/* True for an int that fits; no error is set. */
+static inline bool
+arg_is_plain(PyObject *value, size_t *out)
+{
+    if (!PyLong_CheckExact(value)) {
+        return false;
+    }
+    size_t number = PyLong_AsSize_t(value);
+    if (number == (size_t)-1) {
+        PyErr_Clear(); /* whoever knows its name says it better */
+        return false;
+    }
+    *out = number;
+    return true;
+}
+
 /* A size: an int, anything with __index__, or text such as "1.5 GiB". */
-int arg_nbytes(PyObject *value, const char *name, size_t *out);
+static inline int
+arg_nbytes(PyObject *value, const char *name, size_t *out)
+{
+    return arg_is_plain(value, out) ? 0 : arg_any_nbytes(value, name, out);
+}
 
 /* The same, and "50%": then `out_percent` is 50; else it is negative. */
 int arg_nbytes_or_percent(PyObject *value, const char *name, size_t *out,
@@ -23,7 +46,16 @@ int arg_nbytes_or_percent(PyObject *value, const char *name, size_t *out,
 int arg_integer(PyObject *value, const char *name, long low, long high, long *out);
 
 /* An address or a handle: an int, or anything with __index__. */
-int arg_address(PyObject *value, const char *name, uintptr_t *out);
+static inline int
+arg_address(PyObject *value, const char *name, uintptr_t *out)
+{
+    size_t address;
+    if (!arg_is_plain(value, &address)) {
+        return arg_any_address(value, name, out);
+    }
+    *out = address;
+    return 0;
+}
 
 /* A power of two; None: 0. */
 int arg_alignment(PyObject *value, const char *name, size_t *out);

@@ -192,9 +192,7 @@ set_driver(PyObject *module, PyObject *path)
         }
     }
     struct module_state *state = module_state(module);
-    if (registry_forget_devices(state) < 0) {
-        return NULL;
-    }
+    registry_forget_devices(state);
     nrm_status status = nrm__driver_exchange(text);
     if (status != NRM_OK) {
         return errors_raise(state, status);

@@ -11,6 +11,8 @@
  */
 #include "python/device_buffer.h"
 
+#include <string.h>
+
 #include "base/assert.h"
 #include "python/args.h"
 #include "python/byte_copy.h"
@@ -20,12 +22,61 @@
 
 #define BUFFER_TEXT "*, ptr=0, size=0, stream=..., mr=None"
 
+/* ---- the objects of buffers that died ---- */
+
+/*
+ * A few are kept for the next ones, which saves the interpreter's allocation and half of the
+ * collector's book-keeping. Without the GIL each thread of the interpreter has its own store
+ * of memory, and this would be one for all.
+ */
+static PyObject *
+take_spare(struct module_state *state, PyTypeObject *type)
+{
+    PyObject *object = NULL;
+#ifndef Py_GIL_DISABLED
+    if (type == state->device_buffer_type && state->spare_buffers.n > 0) {
+        object = state->spare_buffers.objects[--state->spare_buffers.n];
+        memset((char *)object + sizeof(PyObject), 0,
+               sizeof(struct device_buffer) - sizeof(PyObject));
+        (void)PyObject_Init(object, type);
+        PyObject_GC_Track(object);
+    }
+#endif
+    return object;
+}
+
+/* True: the memory of a dead object is kept. Of subclasses, whose types die, none is. */
+static bool
+keep_spare(PyTypeObject *type, PyObject *object)
+{
+#ifndef Py_GIL_DISABLED
+    struct module_state *state = PyType_HasFeature(type, Py_TPFLAGS_IMMUTABLETYPE)
+                                     ? PyType_GetModuleState(type)
+                                     : NULL;
+    if (state != NULL && type == state->device_buffer_type &&
+        state->spare_buffers.n < N_SPARE_BUFFERS) {
+        state->spare_buffers.objects[state->spare_buffers.n++] = object;
+        return true;
+    }
+#endif
+    return false;
+}
+
+void
+device_buffer_forget_spares(struct module_state *state)
+{
+    while (state->spare_buffers.n > 0) {
+        PyObject_GC_Del(state->spare_buffers.objects[--state->spare_buffers.n]);
+    }
+}
+
 /* ---- making one ---- */
 
 static struct device_buffer *
-make_empty(PyTypeObject *type)
+make_empty(struct module_state *state, PyTypeObject *type)
 {
-    return device_buffer_from(type->tp_alloc(type, 0));
+    PyObject *object = take_spare(state, type);
+    return device_buffer_from(object != NULL ? object : type->tp_alloc(type, 0));
 }
 
 static PyObject *
@@ -43,7 +94,7 @@ PyObject *
 device_buffer_make(struct module_state *state, PyTypeObject *type, size_t nbytes,
                    PyObject *stream, PyObject *mr)
 {
-    struct device_buffer *self = make_empty(type);
+    struct device_buffer *self = make_empty(state, type);
     if (self == NULL) {
         return NULL;
     }
@@ -58,7 +109,7 @@ PyObject *
 device_buffer_make_like(struct module_state *state, const struct device_buffer *other,
                         size_t nbytes)
 {
-    struct device_buffer *self = make_empty(state->device_buffer_type);
+    struct device_buffer *self = make_empty(state, state->device_buffer_type);
     if (self == NULL) {
         return NULL;
     }
@@ -143,7 +194,9 @@ buffer_dealloc(PyObject *object)
     device_memory_finish(&self->memory);
     Py_XDECREF(self->interface);
     Py_XDECREF(self->pending);
-    type->tp_free(object);
+    if (!keep_spare(type, object)) {
+        type->tp_free(object);
+    }
     Py_DECREF(type);
 }
 

@@ -24,6 +24,9 @@ struct device_buffer {
 
 int device_buffer_init(PyObject *module);
 
+/* Lets go of the memory of buffers that died. */
+void device_buffer_forget_spares(struct module_state *state);
+
 extern PyMethodDef device_buffer_functions[];
 
 /* Of device_buffer_methods.c and device_buffer_copies.c. */

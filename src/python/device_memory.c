@@ -18,25 +18,23 @@
 #include "python/resource_methods.h"
 #include "python/stream.h"
 
-/* A new reference to a resource that devices can use, or NULL with an error set. */
+/* A new reference to a resource that devices can use, or NULL with an error set. What is
+   current is one, or could not have been set. */
 static PyObject *
 find_resource(struct module_state *state, PyObject *mr, nrm_resource **out)
 {
-    PyObject *object = mr == NULL || mr == Py_None ? registry_current(state)
-                                                   : Py_NewRef(mr);
-    if (object == NULL) {
-        return NULL;
+    if (mr == NULL || mr == Py_None) {
+        PyObject *current = registry_current(state);
+        *out = current != NULL ? ((struct resource_object *)current)->mr : NULL;
+        return current;
     }
-    *out = memory_resource_get(state, object, "mr");
+    *out = memory_resource_get(state, mr, "mr");
     if (*out != NULL && nrm_resource_kind(*out) == NRM_KIND_HOST) {
         PyErr_Format(PyExc_ValueError,
-                     "mr has host memory, which a device cannot use: %R", object);
+                     "mr has host memory, which a device cannot use: %R", mr);
         *out = NULL;
     }
-    if (*out == NULL) {
-        Py_CLEAR(object);
-    }
-    return object;
+    return *out != NULL ? Py_NewRef(mr) : NULL;
 }
 
 /* `stream` is Stream, or something that a Stream can be made of. */
@@ -170,8 +168,9 @@ device_memory_finish(struct device_memory *self)
     }
     self->nbytes = 0;
     self->mr = NULL;
-    nrm_stream_release(self->stream);
+    nrm_stream *stream = self->stream;
     self->stream = NULL;
+    stream_drop(stream);
     Py_CLEAR(self->stream_object);
     Py_CLEAR(self->mr_object);
 }

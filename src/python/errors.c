@@ -215,7 +215,7 @@ show_warnings(Py_ssize_t stack_level)
 }
 
 int
-errors_begin_call(void)
+errors_begin_busy_call(void)
 {
     interpreter_drop_now();
     return show_warnings(1);

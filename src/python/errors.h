@@ -4,7 +4,9 @@
 
 #include <Python.h>
 
+#include "core/hooks.h"
 #include "nrm/status.h"
+#include "python/interpreter.h"
 #include "python/state.h"
 
 int errors_init(PyObject *module);
@@ -13,11 +15,20 @@ int errors_init(PyObject *module);
    exception that is set already (a Python callback's) stays. Returns NULL. */
 PyObject *errors_raise(struct module_state *state, nrm_status status);
 
+int errors_begin_busy_call(void);
+
 /*
  * To be called on entry of our Python functions: drops what the core let go, and shows
  * its warnings. -1: a warning was turned into an exception.
  */
-int errors_begin_call(void);
+static inline int
+errors_begin_call(void)
+{
+    bool is_quiet = atomic_load_explicit(&interpreter_dropped, memory_order_relaxed) ==
+                        NULL &&
+                    atomic_load_explicit(&nrm__n_warnings, memory_order_relaxed) == 0;
+    return __builtin_expect(is_quiet, 1) ? 0 : errors_begin_busy_call();
+}
 
 /* An ErrorInfo, or None where the record is empty. */
 PyObject *errors_info(struct module_state *state, const nrm_error *error);

@@ -35,9 +35,12 @@ read_pair(PyObject *object, PyObject *pair, uintptr_t *out)
             Py_TYPE(object)->tp_name, pair);
         return -1;
     }
-    long version;
-    if (arg_integer(PyTuple_GET_ITEM(pair, 0), "the version of __cuda_stream__", 0,
-                    INT32_MAX, &version) < 0) {
+    PyObject *number = PyTuple_GET_ITEM(pair, 0);
+    size_t plain;
+    long version = 0;
+    if (!(arg_is_plain(number, &plain) && plain == 0) &&
+        arg_integer(number, "the version of __cuda_stream__", 0, INT32_MAX, &version) <
+            0) {
         return -1;
     }
     if (version != 0) {

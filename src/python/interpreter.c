@@ -65,22 +65,22 @@ static const struct nrm__hooks hooks = {
 
 /* ---- references that the core drops ---- */
 
-struct dropped {
-    struct dropped *next;
+struct interpreter_dropped {
+    struct interpreter_dropped *next;
     PyObject *object;
 };
 
-static _Atomic(struct dropped *) dropped_list;
+_Atomic(struct interpreter_dropped *) interpreter_dropped;
 
 void
 interpreter_drop_now(void)
 {
-    if (atomic_load_explicit(&dropped_list, memory_order_relaxed) == NULL) {
+    if (atomic_load_explicit(&interpreter_dropped, memory_order_relaxed) == NULL) {
         return;
     }
-    struct dropped *item = atomic_exchange(&dropped_list, NULL);
+    struct interpreter_dropped *item = atomic_exchange(&interpreter_dropped, NULL);
     while (item != NULL) {
-        struct dropped *next = item->next;
+        struct interpreter_dropped *next = item->next;
         Py_DECREF(item->object);
         PyMem_RawFree(item);
         item = next;
@@ -100,13 +100,13 @@ interpreter_drop_later(PyObject *object)
     if (object == NULL || nrm__is_exiting()) {
         return; /* nothing is given back any more */
     }
-    struct dropped *item = PyMem_RawMalloc(sizeof *item);
+    struct interpreter_dropped *item = PyMem_RawMalloc(sizeof *item);
     if (item == NULL) {
         return; /* lost: better than Python code in the middle of the core */
     }
     item->object = object;
-    item->next = atomic_load(&dropped_list);
-    while (!atomic_compare_exchange_weak(&dropped_list, &item->next, item)) {
+    item->next = atomic_load(&interpreter_dropped);
+    while (!atomic_compare_exchange_weak(&interpreter_dropped, &item->next, item)) {
     }
     (void)Py_AddPendingCall(drop_pending,
                             NULL); /* a full queue: the next call of ours */

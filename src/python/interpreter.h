@@ -4,6 +4,8 @@
 
 #include <Python.h>
 
+#include <stdatomic.h>
+
 #include "python/compat.h"
 
 /* Installs the hooks of the core, and the exit hook. */
@@ -22,5 +24,9 @@ void interpreter_drop_later(PyObject *object);
 
 /* Drops what waits; called where arbitrary Python code may run. */
 void interpreter_drop_now(void);
+
+/* What waits, to be compared with NULL and nothing else. */
+struct interpreter_dropped;
+extern _Atomic(struct interpreter_dropped *) interpreter_dropped;
 
 #endif

@@ -72,6 +72,9 @@ module_traverse(PyObject *module, visitproc visit, void *arg)
     for (int i = 0; i < RESOURCE_N_CLASSES; i++) {
         Py_VISIT(state->resource_types[i]);
     }
+    for (int i = 0; i < NRM__MAX_DEVICES; i++) {
+        Py_VISIT(state->current[i]);
+    }
     return 0;
 }
 
@@ -85,6 +88,10 @@ module_clear(PyObject *module)
     for (int i = 0; i < RESOURCE_N_CLASSES; i++) {
         Py_CLEAR(state->resource_types[i]);
     }
+    for (int i = 0; i < NRM__MAX_DEVICES; i++) {
+        Py_CLEAR(state->current[i]);
+    }
+    device_buffer_forget_spares(state);
     return 0;
 }
 

@@ -50,31 +50,25 @@ forget(struct module_state *state, PyObject *key)
     return found < 0 ? -1 : 0;
 }
 
-/* Devices are looked up again: their objects are made anew when asked for. */
 static bool
 is_bound(PyObject *key, PyObject *object)
 {
-    const char *name = PyUnicode_Check(key) ? PyUnicode_AsUTF8(key) : NULL;
+    const char *name = PyUnicode_AsUTF8(key);
     nrm_resource *mr = name != NULL ? nrm_registry_peek(name) : NULL;
     nrm_resource_release(mr);
     return mr != NULL && mr == ((struct resource_object *)object)->mr;
 }
 
-static bool
-is_of_name(PyObject *key, PyObject *Py_UNUSED(object))
+/* Devices are looked up again: their objects are made anew when asked for. */
+int
+registry_prune(struct module_state *state)
 {
-    return PyUnicode_Check(key);
-}
-
-static int
-forget_unless(struct module_state *state,
-              bool (*stays)(PyObject *key, PyObject *object))
-{
+    registry_forget_devices(state);
     PyObject *items = PyDict_Items(state->registered);
     for (Py_ssize_t i = 0; items != NULL && i < PyList_GET_SIZE(items); i++) {
         PyObject *pair = PyList_GET_ITEM(items, i);
         PyObject *key = PyTuple_GET_ITEM(pair, 0);
-        if (!stays(key, PyTuple_GET_ITEM(pair, 1)) && forget(state, key) < 0) {
+        if (!is_bound(key, PyTuple_GET_ITEM(pair, 1)) && forget(state, key) < 0) {
             Py_CLEAR(items);
         }
     }
@@ -82,16 +76,24 @@ forget_unless(struct module_state *state,
     return PyErr_Occurred() ? -1 : 0;
 }
 
-int
-registry_prune(struct module_state *state)
+/* Keeps the object of a device (a new reference), or with NULL none. */
+static void
+keep_for_device(struct module_state *state, int device, PyObject *object)
 {
-    return forget_unless(state, is_bound);
+    PyObject *old;
+    COMPAT_BEGIN_CRITICAL_SECTION(state->registered);
+    old = state->current[device];
+    state->current[device] = Py_XNewRef(object);
+    COMPAT_END_CRITICAL_SECTION();
+    Py_XDECREF(old);
 }
 
-int
+void
 registry_forget_devices(struct module_state *state)
 {
-    return forget_unless(state, is_of_name);
+    for (int device = 0; device < NRM__MAX_DEVICES; device++) {
+        keep_for_device(state, device, NULL);
+    }
 }
 
 /* ---- names ---- */
@@ -203,12 +205,21 @@ registry_peek(PyObject *module, PyObject *name)
 
 /* ---- devices ---- */
 
+/* Made anew, and kept. */
 static PyObject *
-get_under_key(struct module_state *state, int device, PyObject *key)
+find_for_device(struct module_state *state, int device)
 {
     nrm_resource *mr;
     nrm_status status = nrm_get_per_device_resource(device, &mr);
-    return status == NRM_OK ? keep(state, key, mr) : errors_raise(state, status);
+    if (status != NRM_OK) {
+        return errors_raise(state, status);
+    }
+    PyObject *object = memory_resource_wrap(state, mr);
+    nrm_resource_release(mr);
+    if (object != NULL) {
+        keep_for_device(state, device, object);
+    }
+    return object;
 }
 
 /* What is kept of the device holds its resource, so an address that is equal is not that of
@@ -216,38 +227,22 @@ get_under_key(struct module_state *state, int device, PyObject *key)
 static PyObject *
 get_for_device(struct module_state *state, int device)
 {
-    PyObject *kept = NULL;
-    PyObject *key = PyLong_FromLong(device);
-    if (key == NULL || compat_dict_get(state->registered, key, &kept) < 0) {
-        Py_XDECREF(key);
-        return NULL;
+    PyObject *kept;
+    COMPAT_BEGIN_CRITICAL_SECTION(state->registered);
+    kept = Py_XNewRef(state->current[device]);
+    COMPAT_END_CRITICAL_SECTION();
+    if (kept != NULL &&
+        ((struct resource_object *)kept)->mr == nrm__registry_peek_device(device)) {
+        return kept;
     }
-    if (kept == NULL ||
-        ((struct resource_object *)kept)->mr != nrm__registry_peek_device(device)) {
-        Py_XDECREF(kept);
-        kept = get_under_key(state, device, key);
-    }
-    Py_DECREF(key);
-    return kept;
+    Py_XDECREF(kept);
+    return find_for_device(state, device);
 }
 
 PyObject *
 registry_current(struct module_state *state)
 {
     return get_for_device(state, nrm__current_device_asked());
-}
-
-static int
-keep_for_device(struct module_state *state, int device, PyObject *object)
-{
-    PyObject *key = PyLong_FromLong(device);
-    int result = -1;
-    if (key != NULL) {
-        result = object != Py_None ? PyDict_SetItem(state->registered, key, object)
-                                   : forget(state, key);
-        Py_DECREF(key);
-    }
-    return result;
 }
 
 /* `object` None restores the default. */
@@ -261,11 +256,17 @@ set_for_device(struct module_state *state, int device, PyObject *object)
             return NULL;
         }
     }
-    nrm_status status = nrm_set_per_device_resource(device, mr);
-    if (status != NRM_OK) {
-        return errors_raise(state, status);
+    nrm_status status;
+    PyObject *old = NULL;
+    COMPAT_BEGIN_CRITICAL_SECTION(state->registered);
+    status = nrm_set_per_device_resource(device, mr);
+    if (status == NRM_OK) {
+        old = state->current[device];
+        state->current[device] = mr != NULL ? Py_NewRef(object) : NULL;
     }
-    return keep_for_device(state, device, object) < 0 ? NULL : Py_NewRef(Py_None);
+    COMPAT_END_CRITICAL_SECTION();
+    Py_XDECREF(old); /* which held the old resource, so that none ended in between */
+    return status == NRM_OK ? Py_NewRef(Py_None) : errors_raise(state, status);
 }
 
 static int
@@ -350,7 +351,8 @@ reset_device_resources(PyObject *module, PyObject *Py_UNUSED(unused))
     if (status != NRM_OK) {
         return errors_raise(state, status);
     }
-    return registry_forget_devices(state) < 0 ? NULL : Py_NewRef(Py_None);
+    registry_forget_devices(state);
+    Py_RETURN_NONE;
 }
 
 PyMethodDef registry_methods[] = {

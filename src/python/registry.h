@@ -16,7 +16,7 @@ int registry_prune(struct module_state *state);
 
 /* Lets go of the objects of all devices: before another driver takes over, as a pool that ends
    after that would wait for work that nobody can ask about. */
-int registry_forget_devices(struct module_state *state);
+void registry_forget_devices(struct module_state *state);
 
 /* What numpy_rmm/_registry.py is made of, and the functions on devices. */
 extern PyMethodDef registry_methods[];

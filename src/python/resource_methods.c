@@ -24,14 +24,15 @@
 #define TRIM_TEXT "keep=0"
 
 /* What every method starts with: the state and the resource, or an error. */
-static nrm_resource *
+static inline nrm_resource *
 begin(PyObject *object, PyTypeObject *type, struct module_state **out_state)
 {
     *out_state = PyType_GetModuleState(type);
     if (errors_begin_call() < 0) {
         return NULL;
     }
-    return memory_resource_get(*out_state, object, "self");
+    nrm_resource *mr = ((struct resource_object *)object)->mr;
+    return mr != NULL ? mr : memory_resource_get(*out_state, object, "self");
 }
 
 nrm_status
@@ -56,12 +57,12 @@ resource_allocate(PyObject *object, PyTypeObject *type, PyObject *const *args,
     static struct signature signature = SIGNATURE("allocate", ALLOCATE_TEXT);
     struct module_state *state;
     PyObject *values[3];
-    size_t nbytes, alignment;
+    size_t nbytes, alignment = 0;
     void *ptr;
     nrm_resource *mr = begin(object, type, &state);
     if (mr == NULL || signature_bind(&signature, args, n_args, names, values) < 0 ||
         arg_nbytes(values[0], "nbytes", &nbytes) < 0 ||
-        arg_alignment(values[2], "alignment", &alignment) < 0) {
+        (values[2] != NULL && arg_alignment(values[2], "alignment", &alignment) < 0)) {
         return NULL;
     }
     nrm_stream *stream = stream_get(state, values[1]);
@@ -70,11 +71,13 @@ resource_allocate(PyObject *object, PyTypeObject *type, PyObject *const *args,
     }
     nrm_status status =
         resource_allocate_or_collect(mr, nbytes, alignment, stream, &ptr);
-    nrm_stream_release(stream);
+    stream_drop(stream);
     if (status != NRM_OK) {
         return errors_raise(state, status);
     }
-    PyErr_Clear(); /* of a callback that a pool asked again, for less */
+    if (PyErr_Occurred()) {
+        PyErr_Clear(); /* of a callback that a pool asked again, for less */
+    }
     return PyLong_FromVoidPtr(ptr);
 }
 
@@ -98,7 +101,7 @@ resource_deallocate(PyObject *object, PyTypeObject *type, PyObject *const *args,
         return NULL;
     }
     nrm_status status = nrm_resource_deallocate(mr, (void *)ptr, nbytes, stream);
-    nrm_stream_release(stream);
+    stream_drop(stream);
     if (status != NRM_OK) {
         return errors_raise(state, status);
     }

@@ -139,10 +139,9 @@ check_required(struct signature *self, PyObject **values)
 }
 
 int
-signature_bind(struct signature *self, PyObject *const *args, Py_ssize_t n_args,
-               PyObject *keyword_names, PyObject **values)
+signature_bind_any(struct signature *self, PyObject *const *args, Py_ssize_t n_args,
+                   PyObject *keyword_names, PyObject **values)
 {
-    n_args = PyVectorcall_NARGS(n_args);
     if (bind_positional(self, args, n_args, values) < 0) {
         return -1;
     }

@@ -32,12 +32,27 @@ struct signature {
 #define SIGNATURE_DOC(function, self_and, text, doc)                                   \
     PyDoc_STR(function "(" self_and text ")\n--\n\n" doc)
 
+int signature_bind_any(struct signature *self, PyObject *const *args, Py_ssize_t n_args,
+                       PyObject *keyword_names, PyObject **values);
+
 /*
  * Binds vectorcall arguments: values[i] is borrowed, NULL where the default holds. -1
  * with a TypeError set.
  */
-int signature_bind(struct signature *self, PyObject *const *args, Py_ssize_t n_args,
-                   PyObject *keyword_names, PyObject **values);
+static inline int
+signature_bind(struct signature *self, PyObject *const *args, Py_ssize_t n_args,
+               PyObject *keyword_names, PyObject **values)
+{
+    Py_ssize_t n = PyVectorcall_NARGS(n_args);
+    if (!atomic_load_explicit(&self->is_read, memory_order_acquire) ||
+        keyword_names != NULL || n < self->n_required || n > self->n_positional) {
+        return signature_bind_any(self, args, n, keyword_names, values);
+    }
+    for (int i = 0; i < self->n_names; i++) {
+        values[i] = i < n ? args[i] : NULL;
+    }
+    return 0;
+}
 
 /* The same for tp_init. */
 int signature_bind_tuple(struct signature *self, PyObject *args, PyObject *keywords,

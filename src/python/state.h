@@ -7,6 +7,7 @@
 
 #include <Python.h>
 
+#include "cuda/driver.h"
 #include "python/compat.h"
 
 /* One number for each row of resources.def. */
@@ -16,6 +17,8 @@ enum resource_class {
 #undef RESOURCE
     RESOURCE_N_CLASSES
 };
+
+enum { N_SPARE_BUFFERS = 16 };
 
 struct module_state {
     PyTypeObject *handler_type;
@@ -45,7 +48,15 @@ struct module_state {
     PyObject *cuda_stream_name; /* "__cuda_stream__" */
 
     PyObject *wrappers;   /* address of a C resource -> weak reference of its object */
-    PyObject *registered; /* name or device -> the object in the registry, kept alive */
+    PyObject *registered; /* name -> the object in the registry, kept alive */
+
+    /* What a device's look-up gave last, kept alive, and buffers that died. Guarded by the
+       critical section of `registered`. */
+    PyObject *current[NRM__MAX_DEVICES];
+    struct {
+        PyObject *objects[N_SPARE_BUFFERS];
+        int n;
+    } spare_buffers;
 };
 
 extern struct PyModuleDef core_module;

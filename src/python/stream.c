@@ -8,6 +8,7 @@
  */
 #include "python/stream.h"
 
+#include "core/stream.h"
 #include "cuda/error.h"
 #include "python/args.h"
 #include "python/errors.h"
@@ -58,6 +59,13 @@ drop(void *keepalive)
     interpreter_drop_later(keepalive);
 }
 
+void
+stream_drop(nrm_stream *stream)
+{
+    PyObject *kept = nrm__stream_release_kept(stream, drop);
+    Py_XDECREF(kept);
+}
+
 /* `keepalive` is borrowed and may be NULL. */
 static nrm_stream *
 stream_of_handle(struct module_state *state, uintptr_t handle, PyObject *keepalive)
@@ -105,11 +113,8 @@ stream_of_object(struct module_state *state, PyObject *object, const char *allow
 }
 
 nrm_stream *
-stream_get(struct module_state *state, PyObject *object)
+stream_of_argument(struct module_state *state, PyObject *object)
 {
-    if (object == NULL) {
-        return nrm_stream_default();
-    }
     if (object == Py_None) {
         PyErr_SetString(PyExc_TypeError,
                         "stream argument cannot be None: leave it out for "
@@ -226,7 +231,7 @@ static void
 stream_dealloc(PyObject *object)
 {
     PyTypeObject *type = Py_TYPE(object);
-    nrm_stream_release(((struct stream_object *)object)->stream);
+    stream_drop(((struct stream_object *)object)->stream);
     type->tp_free(object);
     Py_DECREF(type);
 }
@@ -256,7 +261,7 @@ close_stream(PyObject *object, PyObject *Py_UNUSED(unused))
     }
     nrm_stream *stream = self->stream;
     self->stream = NULL;
-    nrm_stream_release(stream);
+    stream_drop(stream);
     Py_RETURN_NONE;
 }
 

@@ -11,11 +11,21 @@ extern PyMethodDef stream_functions[];
 
 int stream_init(PyObject *module);
 
+nrm_stream *stream_of_argument(struct module_state *state, PyObject *object);
+
 /*
  * The C stream of an argument: a Stream, or anything with __cuda_stream__; NULL stands
  * for DEFAULT_STREAM. A new reference, or NULL with an error set.
  */
-nrm_stream *stream_get(struct module_state *state, PyObject *object);
+static inline nrm_stream *
+stream_get(struct module_state *state, PyObject *object)
+{
+    return object == NULL ? nrm_stream_default() : stream_of_argument(state, object);
+}
+
+/* Releases a stream where Python code may run: the object that kept it alive goes at once,
+   not with the next call of ours. */
+void stream_drop(nrm_stream *stream);
 
 /* That of an open Stream for as long as the interpreter's lock is held; NULL, without an
    error: it is none, or there is no such lock. */
