@@ -1,5 +1,5 @@
-"""Runs a suite of benchmarks: ``numpy``, ``core``, ``pinned``, ``device`` or ``reuse``;
-or, of all of them, what the targets ask for.
+"""Runs a suite of benchmarks: ``numpy``, ``core``, ``pinned``, ``device``, ``reuse`` or
+``device_python``; or, of all of them, what the targets ask for.
 
     python benchmarks/run.py all --limit 480 --json all.json
     python benchmarks/run.py numpy --json numpy.json
@@ -28,7 +28,7 @@ from _compile import CannotCompile
 from _progress import CannotRun, Clock, Failed, OutOfTime
 from _suite import Run, Settings, Table, numbers
 
-SUITES = ("numpy", "core", "pinned", "device", "reuse")
+SUITES = ("numpy", "core", "pinned", "device", "reuse", "device_python")
 QUICK_ROUNDS, ROUNDS = 2, 7
 
 # What `all` measures, in this order: the cases that targets are about, and the sizes.
@@ -54,6 +54,13 @@ ALL: tuple[tuple[str, str, list[int]], ...] = (
     ("device", "c_threads", []),
     ("device", "c_fragmentation", []),
     ("device", "c_grow", []),
+    ("device_python", "buffer", []),
+    ("device_python", "pair", []),
+    ("device_python", "interface", []),
+    ("device_python", "current", []),
+    ("device_python", "stream", []),
+    ("device_python", "wrap", []),
+    ("device_python", "c_current", []),
     ("pinned", "c_pair", []),
     ("pinned", "growth", []),
     ("pinned", "c_grow", []),

@@ -41,6 +41,7 @@ SUITES: dict[str, list[str]] = {
     ],
     "core": ["--peers", "none", "--cases", "pair,live,random,fragmentation,replay"],
     "pinned": ["--simulator", "--cases", "growth,shrink,pair,growing,c_pair"],
+    "device_python": ["--simulator", "--peers", "none"],
     "device": [
         *("--simulator", "--cases"),
         "pair,multi_stream,random,c_pair,c_multi_stream,c_threads",

@@ -121,6 +121,7 @@ void run_use(struct allocator *a);
 void run_park(struct allocator *a);
 void run_idle_pair(struct allocator *a);
 void run_copy_loop(struct allocator *a);
+void run_current(struct allocator *a);
 void write_trace(void);
 
 #endif

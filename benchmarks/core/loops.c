@@ -6,6 +6,7 @@
  */
 #include "bench.h"
 #include "driver.h"
+#include "nrm/registry.h"
 
 #define BATCH 1000
 
@@ -242,5 +243,34 @@ run_multi_stream(struct allocator *a)
     }
     if (kept != NULL) {
         a->deallocate(a, kept, KERNEL_NBYTES, 0);
+    }
+}
+
+/* Looks up the current resource of device 0, or with asked=1 that of the current device.
+   The references go when the clock stands. */
+void
+run_current(struct allocator *a)
+{
+    size_t n_samples = parameter("samples", 50);
+    bool is_asked = parameter("asked", 0) != 0;
+    nrm_resource *mr = NULL;
+    (void)a;
+    for (size_t i = 0; i < n_samples + 2; i++) {
+        nrm_status status = NRM_OK;
+        uint64_t start = now_ns();
+        for (size_t j = 0; j < BATCH && status == NRM_OK; j++) {
+            status = is_asked ? nrm_get_current_device_resource(&mr)
+                              : nrm_get_per_device_resource(0, &mr);
+        }
+        uint64_t end = now_ns();
+        if (status != NRM_OK) {
+            fail("no current resource: %s", nrm_last_error()->message);
+        }
+        for (size_t j = 0; j < BATCH; j++) {
+            nrm_resource_release(mr);
+        }
+        if (i >= 2) {
+            sample((double)(end - start) / BATCH);
+        }
     }
 }

@@ -36,6 +36,7 @@ static const struct {
     {"park", run_park},
     {"idle_pair", run_idle_pair},
     {"copy_loop", run_copy_loop},
+    {"current", run_current},
 };
 #define N_WORKLOADS (sizeof workloads / sizeof *workloads)
 

@@ -16,6 +16,7 @@ source(int i, nrm_kind kind)
 {
     nrm_callback_options options = NRM_OPTIONS(nrm_callback_options);
     nrm_resource *mr = NULL;
+    counting[i] = (struct counting){0};
     options.kind = kind;
     options.allocate = counting_allocate;
     options.deallocate = counting_deallocate;

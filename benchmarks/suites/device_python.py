@@ -1,0 +1,288 @@
+"""What a call of the Python API costs: buffers, pairs, look-ups, streams.
+
+Every figure is of a loop in one process, as ``timeit`` has it, so a few nanoseconds of
+each are the loop's. The bare way of a peer is measured beside its usual one. Streams
+are compared with the driver's two calls through ctypes, which takes a few hundred
+nanoseconds of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import timeit
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from _bench import KIB, MIB
+from _gpu import OURS, Machine, simulated
+from _gpu_suite import CSuite, Suite, c_table
+from _suite import Measured, Run, Table, reason
+
+__all__ = ["CASES", "PEERS", "run", "timed"]
+
+PEERS = ("cupy", "torch", "rmm", "librmm")
+CASES = ("buffer", "pair", "interface", "current", "stream", "wrap", "c_current")
+NBYTES = 64 * KIB
+BATCH = 1000
+DRIVER = "cuStreamCreate"
+ARENA = "rmm arena"
+
+# A statement and the names in it, of one way to do one thing.
+Statement = tuple[str, dict[str, Any]]
+Maker = Callable[[Machine], Statement]
+
+
+class Foreign:
+    """A stream of a library that has the protocol and nothing else."""
+
+    def __init__(self, handle: int) -> None:
+        self.pair = (0, handle)
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return self.pair
+
+
+# ---- ours ----------------------------------------------------------------------------
+
+
+def our_buffer(machine: Machine) -> Statement:
+    from numpy_rmm import DeviceBuffer
+
+    return "make(size=n)", {"make": DeviceBuffer, "n": NBYTES}
+
+
+def our_pair(machine: Machine) -> Statement:
+    from numpy_rmm import mr
+
+    pool = mr.get_current_device_resource()
+    return "mr.deallocate(mr.allocate(n), n)", {"mr": pool, "n": NBYTES}
+
+
+def our_counted_pair(machine: Machine) -> Statement:
+    from numpy_rmm import mr
+
+    limited = mr.LimitingResourceAdaptor(mr.get_current_device_resource(), "1 GiB")
+    counted = mr.StatisticsResourceAdaptor(limited)
+    return "mr.deallocate(mr.allocate(n), n)", {"mr": counted, "n": NBYTES}
+
+
+def our_interface(machine: Machine) -> Statement:
+    from numpy_rmm import DeviceBuffer
+
+    return "x.__cuda_array_interface__", {"x": DeviceBuffer(size=NBYTES)}
+
+
+def our_current(machine: Machine) -> Statement:
+    from numpy_rmm import mr
+
+    return "get()", {"get": mr.get_current_device_resource}
+
+
+def our_stream(machine: Machine) -> Statement:
+    from numpy_rmm import Stream
+
+    return "make()", {"make": Stream}
+
+
+def our_wrap(machine: Machine) -> Statement:
+    from numpy_rmm import Stream
+
+    return "make(x)", {"make": Stream, "x": Foreign(*machine.streams(1))}
+
+
+# ---- RMM's ---------------------------------------------------------------------------
+
+
+def rmm_over(kind: str) -> Any:
+    """RMM's pool or arena of device 0, as the current resource."""
+    import rmm.mr
+
+    make = {"pool": rmm.mr.PoolMemoryResource, "arena": rmm.mr.ArenaMemoryResource}
+    mr = make[kind](rmm.mr.CudaMemoryResource(), 64 * MIB)
+    rmm.mr.set_current_device_resource(mr)
+    return mr
+
+
+def rmm_buffer(kind: str, machine: Machine) -> Statement:
+    import rmm
+
+    return "make(size=n)", {"mr": rmm_over(kind), "make": rmm.DeviceBuffer, "n": NBYTES}
+
+
+def rmm_pair(kind: str, machine: Machine) -> Statement:
+    return "mr.deallocate(mr.allocate(n), n)", {"mr": rmm_over(kind), "n": NBYTES}
+
+
+def rmm_interface(machine: Machine) -> Statement:
+    import rmm
+
+    return "x.__cuda_array_interface__", {"x": rmm.DeviceBuffer(size=NBYTES)}
+
+
+def rmm_current(machine: Machine) -> Statement:
+    import rmm.mr
+
+    return "get()", {"get": rmm.mr.get_current_device_resource}
+
+
+def rmm_stream(machine: Machine) -> Statement:
+    from rmm.pylibrmm.stream import Stream
+
+    return "make()", {"make": Stream}
+
+
+def rmm_wrap(machine: Machine) -> Statement:
+    from rmm.pylibrmm.stream import Stream
+
+    return "make(x)", {"make": Stream, "x": Foreign(*machine.streams(1))}
+
+
+# ---- CuPy's, PyTorch's and the driver's ----------------------------------------------
+
+
+def cupy_buffer(machine: Machine) -> Statement:
+    import cupy
+
+    return "empty(n, 'u1')", {"empty": cupy.empty, "n": NBYTES}
+
+
+def cupy_pool(machine: Machine) -> Statement:
+    import cupy
+
+    return "malloc(n)", {"malloc": cupy.cuda.MemoryPool().malloc, "n": NBYTES}
+
+
+def cupy_interface(machine: Machine) -> Statement:
+    import cupy
+
+    return "x.__cuda_array_interface__", {"x": cupy.empty(NBYTES, "u1")}
+
+
+def cupy_stream(machine: Machine) -> Statement:
+    import cupy
+
+    return "make(non_blocking=False)", {"make": cupy.cuda.Stream}
+
+
+def torch_buffer(machine: Machine) -> Statement:
+    import torch
+
+    names = {"empty": torch.empty, "n": NBYTES, "u1": torch.uint8}
+    return "empty(n, dtype=u1, device='cuda')", names
+
+
+def torch_interface(machine: Machine) -> Statement:
+    import torch
+
+    x = torch.empty(NBYTES, dtype=torch.uint8, device="cuda")
+    return "x.__cuda_array_interface__", {"x": x}
+
+
+def driver_stream(machine: Machine) -> Statement:
+    if machine.library is None:
+        raise RuntimeError("the simulated driver is not called through ctypes")
+    handle = ctypes.c_void_p()
+    names = {
+        "create": machine.library.cuStreamCreate,
+        "destroy": machine.library.cuStreamDestroy_v2,
+        "handle": handle,
+        "place": ctypes.byref(handle),
+    }
+    return "create(place, 0); destroy(handle)", names
+
+
+# ---- the cases -----------------------------------------------------------------------
+
+WAYS: dict[str, dict[str, Maker]] = {
+    "buffer": {
+        OURS: our_buffer,
+        "rmm pool": partial(rmm_buffer, "pool"),
+        ARENA: partial(rmm_buffer, "arena"),
+        "cupy": cupy_buffer,
+        "cupy pool": cupy_pool,
+        "torch": torch_buffer,
+    },
+    "pair": {
+        OURS: our_pair,
+        f"{OURS} statistics+limit": our_counted_pair,
+        "rmm pool": partial(rmm_pair, "pool"),
+        ARENA: partial(rmm_pair, "arena"),
+    },
+    "interface": {
+        OURS: our_interface,
+        "rmm": rmm_interface,
+        "cupy": cupy_interface,
+        "torch": torch_interface,
+    },
+    "current": {OURS: our_current, "rmm": rmm_current},
+    "stream": {
+        OURS: our_stream,
+        DRIVER: driver_stream,
+        "rmm": rmm_stream,
+        "cupy": cupy_stream,
+    },
+    "wrap": {OURS: our_wrap, "rmm": rmm_wrap},
+}
+TITLES = {
+    "buffer": "A buffer of 64 KiB made and dropped",
+    "pair": "allocate and deallocate of 64 KiB",
+    "interface": "__cuda_array_interface__",
+    "current": "The current resource of the current device",
+    "stream": "A stream made and dropped",
+    "wrap": "A stream of another library wrapped, and dropped",
+}
+
+
+def timed(case: str, way: str, n_samples: int) -> Measured:
+    """Nanoseconds, each of a batch."""
+    try:
+        statement, names = WAYS[case][way](Machine())
+        timer = timeit.Timer(statement, globals=names)
+        timer.timeit(BATCH // 10)  # the first ones get the memory
+        samples = [timer.timeit(BATCH) / BATCH * 1e9 for _ in range(n_samples)]
+    except Exception as error:  # noqa: BLE001, whatever a foreign library raises
+        return {"error": reason(error)}
+    return {"samples": samples, "extra": {"least": min(samples)}}
+
+
+def is_here(way: str, peers: dict[str, str]) -> bool:
+    word = way.partition(" ")[0]
+    return word in (OURS, DRIVER) or word in peers
+
+
+def python_table(run: Run, case: str) -> Table:
+    settings = run.settings
+    baseline = DRIVER if case == "stream" and not simulated() else OURS
+    table = run.table(case, f"{TITLES[case]}, from Python", "ns", baseline)
+    n_samples = 2 if settings.quick else 100
+    rounds = {
+        way: partial(
+            settings.new_process, "device_python", "timed", case, way, n_samples
+        )
+        for way in WAYS[case]
+        if is_here(way, settings.peers) and not (way == DRIVER and simulated())
+    }
+    n_rounds = 3 if settings.brief else 0
+    table.measure(case, partial(settings.in_turns, case, rounds, n_rounds))
+    return table
+
+
+def c_current(run: Run) -> Table:
+    """What other extensions pay, a reference included."""
+
+    def fill(c: CSuite, table: Table) -> None:
+        n_samples = run.settings.pick(3, 100)
+        for asked, name in enumerate(("of a device", "of the current one")):
+            parameters = {"samples": n_samples, "asked": asked}
+            c.row(table, name, "current", parameters)
+
+    suite = Suite("device", run)
+    title = "The current resource"
+    return c_table(suite, "c_current", title, "ns", {OURS: ("device", {})}, fill)
+
+
+def run(run: Run) -> None:
+    for case in CASES:
+        if run.settings.wants(case):
+            run.done(c_current(run) if case == "c_current" else python_table(run, case))
