@@ -26,6 +26,7 @@ CASES = ("buffer", "pair", "interface", "current", "stream", "wrap", "c_current"
 NBYTES = 64 * KIB
 BATCH = 1000
 DRIVER = "cuStreamCreate"
+ALONE = "__cuda_stream__ alone"  # what the other library's part of a wrap takes
 ARENA = "rmm arena"
 
 # A statement and the names in it, of one way to do one thing.
@@ -89,6 +90,10 @@ def our_wrap(machine: Machine) -> Statement:
     from numpy_rmm import Stream
 
     return "make(x)", {"make": Stream, "x": Foreign(*machine.streams(1))}
+
+
+def protocol_alone(machine: Machine) -> Statement:
+    return "x.__cuda_stream__()", {"x": Foreign(*machine.streams(1))}
 
 
 # ---- RMM's ---------------------------------------------------------------------------
@@ -222,7 +227,7 @@ WAYS: dict[str, dict[str, Maker]] = {
         "rmm": rmm_stream,
         "cupy": cupy_stream,
     },
-    "wrap": {OURS: our_wrap, "rmm": rmm_wrap},
+    "wrap": {OURS: our_wrap, ALONE: protocol_alone, "rmm": rmm_wrap},
 }
 TITLES = {
     "buffer": "A buffer of 64 KiB made and dropped",
@@ -248,7 +253,7 @@ def timed(case: str, way: str, n_samples: int) -> Measured:
 
 def is_here(way: str, peers: dict[str, str]) -> bool:
     word = way.partition(" ")[0]
-    return word in (OURS, DRIVER) or word in peers
+    return way in (DRIVER, ALONE) or word == OURS or word in peers
 
 
 def python_table(run: Run, case: str) -> Table:
