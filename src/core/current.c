@@ -21,7 +21,6 @@
 #include "base/error.h"
 #include "core/hooks.h"
 #include "core/ops.h"
-#include "core/references.h"
 #include "core/registry.h"
 #include "cuda/driver.h"
 #include "nrm/options.h"

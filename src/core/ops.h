@@ -240,6 +240,10 @@ void nrm__resource_publish(nrm_resource *mr);
 /* Undoes nrm__resource_create for a constructor that failed. */
 void nrm__resource_abandon(nrm_resource *mr);
 
+/* `n` references at once; release is by somebody who has them all. */
+void nrm__resource_retain_many(nrm_resource *mr, size_t n);
+void nrm__resource_release_many(nrm_resource *mr, size_t n);
+
 /* Calls `visit` for every live resource, each retained meanwhile, no lock held. */
 void nrm__resource_for_each(void (*visit)(nrm_resource *mr, void *context),
                             void *context);

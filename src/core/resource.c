@@ -18,7 +18,6 @@
 #include "base/lock.h"
 #include "core/cache.h"
 #include "core/nodes.h"
-#include "core/references.h"
 #include "os/fork.h"
 
 #define HOLD (UINT64_C(1) << 32)
