@@ -65,6 +65,7 @@ TESTS = {
     "test_helpers.py": "from numba import cuda\n",
     "test_one.py": "import rmm\ndef test_good(): rmm.DeviceBuffer(size=5)\n",
     "test_two.py": "import test_helpers\n",
+    "test_three.py": "import pytest\ntorch = pytest.importorskip('torch')\n",
 }
 
 
@@ -83,6 +84,7 @@ def checkout(tmp_path: Path) -> Path:
 def test_what_cannot_run_here_is_left_out(checkout: Path) -> None:
     done = run(checkout)
     assert "left out: test_two.py wants numba" in done.stdout
+    assert "left out: test_three.py wants torch" in done.stdout
     assert "1 of 1 passed, 100.0%" in done.stdout
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -65,10 +65,24 @@ def imported(path: Path) -> set[str]:
             names |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names.add(node.module.split(".")[0])
+        elif isinstance(node, ast.Assign | ast.Expr):
+            names |= {name.split(".")[0] for name in asked_for(node)}
     for helper in (path.parent / f"{name}.py" for name in set(names)):
         if helper.exists() and helper != path:
             names |= imported(helper)
     return names
+
+
+def asked_for(node: ast.stmt) -> set[str]:
+    """Modules that ``pytest.importorskip`` is called with."""
+    return {
+        str(call.args[0].value)
+        for call in ast.walk(node)
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr == "importorskip"
+        and isinstance(call.args[0], ast.Constant)
+    }
 
 
 def find_tests(checkout: Path) -> Path:
