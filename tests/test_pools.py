@@ -260,6 +260,27 @@ def test_resources_that_are_no_bins(simulator: SimulatedCuda) -> None:
     assert over.bin_mrs == [callback]
 
 
+def test_device_memory_beside_managed_is_device_memory(cuda: object) -> None:
+    made = mr.BinningMemoryResource(mr.ManagedMemoryResource(), 10, 12)
+    made.add_bin("1 MiB", mr.CudaMemoryResource())
+    assert made.kind == "device"
+    with pytest.raises(ValueError, match="device"):
+        numpy_rmm.set_handler(made)
+    for size in (100, 5000, 1 << 20, 1 << 21):
+        data = bytes(range(100)) * (size // 100)
+        assert numpy_rmm.DeviceBuffer.to_device(data, mr=made).tobytes() == data
+
+
+def test_device_memory_does_not_come_under_a_handler(cuda: object) -> None:
+    made = mr.BinningMemoryResource(mr.ManagedMemoryResource(), 10, 12)
+    with numpy_rmm.use_handler(made):
+        array = np.ones(100)
+    with pytest.raises(ValueError, match="others use it as managed already"):
+        made.add_bin("1 MiB", mr.CudaMemoryResource())
+    assert made.kind == "managed"
+    assert array.sum() == 100
+
+
 def test_an_exception_of_a_callback_under_a_new_bin_crosses_unchanged() -> None:
     error = OSError("no blocks")
 

@@ -250,15 +250,37 @@ reaches(nrm_resource *mr, const nrm_resource *target)
     return false;
 }
 
+/* Managed memory beside that of a device: nobody may take it for memory of the host. */
+static bool
+is_mixed(const nrm_resource *mr, const nrm_resource *bin)
+{
+    return (mr->kind == NRM_KIND_MANAGED && bin->kind == NRM_KIND_DEVICE) ||
+           (mr->kind == NRM_KIND_DEVICE && bin->kind == NRM_KIND_MANAGED);
+}
+
+/* Somebody besides the caller has a reference: a handler may stand on the resource. */
+static bool
+is_shared(nrm_resource *mr)
+{
+    return atomic_load_explicit(&mr->refcount, memory_order_acquire) != 1;
+}
+
 static nrm_status
 check_bin(nrm_resource *mr, nrm_resource *bin)
 {
-    if (bin->kind != mr->kind) {
+    bool is_mix = is_mixed(mr, bin);
+    if (bin->kind != mr->kind && !is_mix) {
         return nrm__error(NRM_INVALID_VALUE,
                           "a bin must have the memory of its resource: %s has %s "
                           "memory, not %s",
                           bin->ops->class_name, nrm_kind_name(bin->kind),
                           nrm_kind_name(mr->kind));
+    }
+    if (is_mix && mr->kind == NRM_KIND_MANAGED && is_shared(mr)) {
+        return nrm__error(NRM_INVALID_VALUE,
+                          "a bin of device memory makes the resource one of device "
+                          "memory, and others use it as managed already: add it "
+                          "first");
     }
     if (nrm_resource_calls_user_code(bin) && !nrm_resource_calls_user_code(mr)) {
         return nrm__error(NRM_INVALID_VALUE,
@@ -336,6 +358,9 @@ nrm_binning_add_bin(nrm_resource *mr, size_t nbytes, nrm_resource *resource)
     }
     nrm__lock_acquire(&binning->lock);
     nrm_status status = insert_locked(binning, nbytes, resource);
+    if (status == NRM_OK && is_mixed(mr, resource)) {
+        mr->kind = NRM_KIND_DEVICE;
+    }
     nrm__lock_release(&binning->lock);
     nrm_resource_release(made);
     return status;

@@ -365,6 +365,36 @@ TEST(a_forked_child_adds_bins_of_its_own)
     nrm_resource_release(shared);
 }
 
+/* As RMM has it: a bin of device memory over managed memory. */
+TEST(managed_and_device_memory_together_are_device_memory)
+{
+    struct counting counting = {0};
+    nrm_callback_options options = NRM_OPTIONS(nrm_callback_options);
+    nrm_resource *upstream = NULL, *bin = NULL, *mr = NULL;
+    options.allocate = counting_allocate;
+    options.deallocate = counting_deallocate;
+    options.context = &counting;
+    options.kind = NRM_KIND_MANAGED;
+    REQUIRE_OK(nrm_callback_create(&options, &upstream));
+    options.kind = NRM_KIND_DEVICE;
+    REQUIRE_OK(nrm_callback_create(&options, &bin));
+    REQUIRE_OK(nrm_binning_create(upstream, NULL, &mr));
+    nrm_resource_retain(mr); /* as a handler over it would */
+    CHECK_STATUS(nrm_binning_add_bin(mr, 4096, bin), NRM_INVALID_VALUE);
+    CHECK_STR_HAS(nrm_last_error()->message, "others use it as managed already");
+    CHECK_EQ(nrm_resource_kind(mr), NRM_KIND_MANAGED);
+    nrm_resource_release(mr);
+    CHECK_OK(nrm_binning_add_bin(mr, 4096, bin));
+    CHECK_EQ(nrm_resource_kind(mr), NRM_KIND_DEVICE);
+    CHECK_OK(nrm_binning_add_bin(mr, 8192, upstream)); /* managed, and stays device */
+    CHECK_EQ(nrm_resource_kind(mr), NRM_KIND_DEVICE);
+    CHECK_OK(nrm_resource_deallocate(mr, allocate(mr, 100), 100, NULL));
+    CHECK_EQ(counting.n_live, 0);
+    nrm_resource_release(mr);
+    nrm_resource_release(bin);
+    nrm_resource_release(upstream);
+}
+
 TEST_EACH(a_block_with_a_copy_in_flight_is_not_handed_out, copies_kinds)
 {
     struct copies copies = copies_begin(row);

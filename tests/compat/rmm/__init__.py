@@ -7,6 +7,7 @@ from types import ModuleType
 import numpy_rmm
 from numpy_rmm import *  # noqa: F403
 from numpy_rmm import allocators, statistics
+from numpy_rmm._logging import _flush_logs
 
 with contextlib.suppress(ImportError):  # tests that want it are for a GPU
     from cuda.bindings import runtime
@@ -35,7 +36,9 @@ pylibrmm = _module(
     memory_resource=_module(
         "pylibrmm.memory_resource",
         mr,
-        _memory_resource=_module("pylibrmm.memory_resource._memory_resource", mr),
+        _memory_resource=_module(
+            "pylibrmm.memory_resource._memory_resource", mr, _flush_logs=_flush_logs
+        ),
     ),
     stream=_module("pylibrmm.stream", numpy_rmm),
 )
