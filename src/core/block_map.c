@@ -170,13 +170,36 @@ add_pages(struct nrm__segment *segment)
     return NRM_OK;
 }
 
+/* A page may name a newer segment: where a context was reset the driver hands the addresses of
+   what is left of older pools out again. */
 static void
 remove_pages(struct nrm__segment *segment)
 {
     size_t first = segment->start >> PAGE_SHIFT;
     size_t end = first + (segment->nbytes >> PAGE_SHIFT);
     for (size_t page = first; page < end; page++) {
-        atomic_store(page_of((uintptr_t)page << PAGE_SHIFT), segment->shadows);
+        struct nrm__segment *named = segment;
+        if (!atomic_compare_exchange_strong(page_of((uintptr_t)page << PAGE_SHIFT),
+                                            &named, segment->shadows) &&
+            named != NULL && named->shadows == segment) {
+            named->shadows = segment->shadows;
+        }
+    }
+}
+
+/* A source has got this memory, so it is nobody else's any more: of what pages name there
+   a context was reset. */
+static void
+forget_pages(const struct nrm__block *block)
+{
+    uintptr_t first = (uintptr_t)block->ptr >> PAGE_SHIFT;
+    uintptr_t last = ((uintptr_t)block->ptr + block->capacity - 1) >> PAGE_SHIFT;
+    for (uintptr_t page = first; page <= last; page++) {
+        nrm__page_entry *entry = page_of(page << PAGE_SHIFT);
+        if (entry != NULL &&
+            atomic_load_explicit(entry, memory_order_relaxed) != NULL) {
+            atomic_store(entry, NULL);
+        }
     }
 }
 
@@ -302,6 +325,9 @@ void
 nrm__block_map_insert(struct nrm__entry *entry, struct nrm__block *block)
 {
     block->record = entry;
+    if (!(block->owner->ops->flags & NRM__OPS_OVERLAY)) {
+        forget_pages(block);
+    }
     insert(entry, block);
 }
 
