@@ -374,7 +374,7 @@ def test_memory_that_is_not_mapped_has_no_peers(simulator: SimulatedCuda) -> Non
 def test_addresses_that_are_handed_out_again(
     make: Callable[[], mr.MemoryResource], dies: bool
 ) -> None:
-    """As after a reset of the context: an old pool has a block that lives for nobody."""
+    """As after a reset of the context, with a block of an old pool that stays live."""
     nbytes = 64 * MIB
     with simulate_cuda():
         old = [pool_of()]
