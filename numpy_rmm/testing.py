@@ -59,6 +59,7 @@ _ATTRIBUTES = {
     "virtual_memory_management_supported": 102,
     "read_only_host_register_supported": 113,
     "memory_pools_supported": 115,
+    "mempool_supported_handle_types": 119,
     "host_numa_id": 134,
 }
 
@@ -107,9 +108,12 @@ _OUTSTANDING = (
     "reservations",
     "physical",
     "mappings",
+    "pools",
+    "pool_allocations",
+    "advice",
 )
 # of them, those that a program has to give back
-_LEAKABLE = (*_OUTSTANDING[:4], *_OUTSTANDING[-3:])
+_LEAKABLE = (*_OUTSTANDING[:4], *_OUTSTANDING[8:11], "pool_allocations")
 
 _UNITS = {
     "": 1,

@@ -137,6 +137,10 @@ def letter(argument: str) -> str:
         "nrm_CUdevice_attribute": "i",
         "nrm_CUpointer_attribute": "i",
         "nrm_CUstreamCaptureMode": "u",
+        "nrm_CUmemAllocationType": "u",
+        "nrm_CUmemPool_attribute": "u",
+        "nrm_CUmem_advise": "u",
+        "nrm_CUmem_range_attribute": "u",
         "unsigned long long": "Q",
         "nrm_CUmemGenericAllocationHandle": "Q",
         "nrm_CUmemLocation": "Q",  # 8 bytes by value, in one register
@@ -158,6 +162,7 @@ def letter(argument: str) -> str:
         "nrm_CUcontext*": "P",
         "nrm_CUstream*": "P",
         "nrm_CUevent*": "P",
+        "nrm_CUmemoryPool*": "P",
         "nrm_CUgraph*": "P",
         "nrm_CUgraphExec*": "P",
         "nrm_CUuserObject*": "P",

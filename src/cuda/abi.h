@@ -24,6 +24,7 @@ typedef struct nrm_CUgraph_st *nrm_CUgraph;
 typedef struct nrm_CUgraphExec_st *nrm_CUgraphExec; /* one that can be launched */
 typedef struct nrm_CUgraphNode_st *nrm_CUgraphNode;
 typedef struct nrm_CUuserObject_st *nrm_CUuserObject;
+typedef struct nrm_CUmemPoolHandle_st *nrm_CUmemoryPool; /* of the driver's own */
 typedef struct nrm_CUarray_st *nrm_CUarray;
 typedef unsigned long long nrm_CUmemGenericAllocationHandle; /* physical memory */
 typedef void (*nrm_CUhostFn)(void *user_data);
@@ -122,6 +123,7 @@ _Static_assert(sizeof(void *) == 8, "the CUDA driver exists on 64-bit hosts only
     X(VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 102)                                        \
     X(READ_ONLY_HOST_REGISTER_SUPPORTED, 113)                                          \
     X(MEMORY_POOLS_SUPPORTED, 115)                                                     \
+    X(MEMPOOL_SUPPORTED_HANDLE_TYPES, 119)                                             \
     X(HOST_NUMA_ID, 134)
 
 /* X(name, value): NRM_CU_POINTER_ATTRIBUTE_<name>. */
@@ -158,7 +160,11 @@ _Static_assert(sizeof(void *) == 8, "the CUDA driver exists on 64-bit hosts only
     X(CU_MEM_ATTACH_GLOBAL, 1)                                                         \
     X(CU_MEM_ATTACH_HOST, 2)                                                           \
     X(CU_MEM_ALLOCATION_TYPE_PINNED, 1)                                                \
+    X(CU_MEM_ALLOCATION_TYPE_MANAGED, 2)                                               \
     X(CU_MEM_HANDLE_TYPE_NONE, 0)                                                      \
+    X(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 1)                                     \
+    X(CU_MEM_HANDLE_TYPE_FABRIC, 8)                                                    \
+    X(CU_MEM_LOCATION_TYPE_NONE, 0)                                                    \
     X(CU_MEM_LOCATION_TYPE_DEVICE, 1)                                                  \
     X(CU_MEM_LOCATION_TYPE_HOST, 2)                                                    \
     X(CU_MEM_ACCESS_FLAGS_PROT_NONE, 0)                                                \
@@ -172,6 +178,23 @@ _Static_assert(sizeof(void *) == 8, "the CUDA driver exists on 64-bit hosts only
     X(CU_MEMCPY_SRC_ACCESS_ORDER_ANY, 3)                                               \
     X(CU_MEMCPY_FLAG_DEFAULT, 0)                                                       \
     X(CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE, 1)                                   \
+    X(CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES, 1)                              \
+    X(CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, 2)                                    \
+    X(CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, 3)                            \
+    X(CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, 4)                                            \
+    X(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, 5)                                         \
+    X(CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, 6)                                            \
+    X(CU_MEMPOOL_ATTR_USED_MEM_CURRENT, 7)                                             \
+    X(CU_MEMPOOL_ATTR_USED_MEM_HIGH, 8)                                                \
+    X(CU_MEM_POOL_CREATE_USAGE_HW_DECOMPRESS, 2)                                       \
+    X(CU_MEM_ADVISE_SET_READ_MOSTLY, 1)                                                \
+    X(CU_MEM_ADVISE_UNSET_READ_MOSTLY, 2)                                              \
+    X(CU_MEM_ADVISE_SET_PREFERRED_LOCATION, 3)                                         \
+    X(CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION, 4)                                       \
+    X(CU_MEM_ADVISE_SET_ACCESSED_BY, 5)                                                \
+    X(CU_MEM_ADVISE_UNSET_ACCESSED_BY, 6)                                              \
+    X(CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, 1)                                           \
+    X(CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION, 2)                                    \
     X(CU_STREAM_WAIT_VALUE_GEQ, 0)                                                     \
     X(CU_STREAM_WAIT_VALUE_EQ, 1)                                                      \
     X(CU_STREAM_WAIT_VALUE_AND, 2)                                                     \
@@ -230,6 +253,9 @@ typedef unsigned int nrm_CUmemLocationType;
 typedef unsigned int nrm_CUmemAccess_flags;
 typedef unsigned int nrm_CUmemAllocationGranularity_flags;
 typedef unsigned int nrm_CUmemcpySrcAccessOrder;
+typedef unsigned int nrm_CUmemPool_attribute;
+typedef unsigned int nrm_CUmem_advise;
+typedef unsigned int nrm_CUmem_range_attribute;
 
 typedef struct nrm_CUDA_MEMCPY2D {
     size_t srcXInBytes; /* column of the first byte */
@@ -308,6 +334,16 @@ typedef struct nrm_CUmemAccessDesc {
     nrm_CUmemLocation location; /* that may touch the memory */
     nrm_CUmemAccess_flags flags;
 } nrm_CUmemAccessDesc;
+
+typedef struct nrm_CUmemPoolProps {
+    nrm_CUmemAllocationType allocType;
+    nrm_CUmemAllocationHandleType handleTypes; /* for other processes */
+    nrm_CUmemLocation location;
+    void *win32SecurityAttributes;
+    size_t maxSize;       /* 0: as the system has it */
+    unsigned short usage; /* before 12.8 reserved, and 0 */
+    unsigned char reserved[54];
+} nrm_CUmemPoolProps;
 
 typedef struct nrm_CUgraphEdgeData nrm_CUgraphEdgeData; /* nobody here looks into it */
 
@@ -399,6 +435,29 @@ typedef struct nrm_CUgraphEdgeData nrm_CUgraphEdgeData; /* nobody here looks int
     X(cuMemGetAllocationGranularity, cuMemGetAllocationGranularity, 10020, 0,          \
       nrm_CUresult, (size_t *granularity, const nrm_CUmemAllocationProp *prop,         \
                      nrm_CUmemAllocationGranularity_flags option))                     \
+    X(cuMemPoolCreate, cuMemPoolCreate, 11020, 0,                                      \
+      nrm_CUresult, (nrm_CUmemoryPool *pool, const nrm_CUmemPoolProps *props))         \
+    X(cuMemPoolDestroy, cuMemPoolDestroy, 11020, 0,                                    \
+      nrm_CUresult, (nrm_CUmemoryPool pool))                                           \
+    X(cuMemPoolSetAttribute, cuMemPoolSetAttribute, 11020, 0,                          \
+      nrm_CUresult, (nrm_CUmemoryPool pool, nrm_CUmemPool_attribute attribute,         \
+                     void *value))                                                     \
+    X(cuMemPoolGetAttribute, cuMemPoolGetAttribute, 11020, 0,                          \
+      nrm_CUresult, (nrm_CUmemoryPool pool, nrm_CUmemPool_attribute attribute,         \
+                     void *value))                                                     \
+    X(cuMemPoolTrimTo, cuMemPoolTrimTo, 11020, 0,                                      \
+      nrm_CUresult, (nrm_CUmemoryPool pool, size_t keep_nbytes))                       \
+    X(cuMemGetDefaultMemPool, cuMemGetDefaultMemPool, 13000, 0,                        \
+      nrm_CUresult, (nrm_CUmemoryPool *pool, nrm_CUmemLocation *location,              \
+                     nrm_CUmemAllocationType type))                                    \
+    X(cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync, 11020, 0,                      \
+      nrm_CUresult, (nrm_CUdeviceptr *ptr, size_t nbytes,                              \
+                     nrm_CUmemoryPool pool, nrm_CUstream stream))                      \
+    X(cuMemFreeAsync, cuMemFreeAsync, 11020, 0,                                        \
+      nrm_CUresult, (nrm_CUdeviceptr ptr, nrm_CUstream stream))                        \
+    X(cuMemAdvise, cuMemAdvise_v2, 12020, 0,                                           \
+      nrm_CUresult, (nrm_CUdeviceptr ptr, size_t nbytes, nrm_CUmem_advise advice,      \
+                     nrm_CUmemLocation location))                                      \
     X(cuMemAllocManaged, cuMemAllocManaged, 6000, 1,                                   \
       nrm_CUresult, (nrm_CUdeviceptr *ptr, size_t nbytes, unsigned int flags))         \
     X(cuMemHostAlloc, cuMemHostAlloc, 2020, 1,                                         \
@@ -486,6 +545,12 @@ typedef struct nrm_CUgraphEdgeData nrm_CUgraphEdgeData; /* nobody here looks int
 #define NRM_CUDA_EXTRA_CALLS(X)                                                        \
     X(cuDevicePrimaryCtxReset, cuDevicePrimaryCtxReset_v2, 11000, 1,                   \
       nrm_CUresult, (nrm_CUdevice device))                                             \
+    X(cuDeviceGetDefaultMemPool, cuDeviceGetDefaultMemPool, 11020, 0,                  \
+      nrm_CUresult, (nrm_CUmemoryPool *pool, nrm_CUdevice device))                     \
+    X(cuMemRangeGetAttribute, cuMemRangeGetAttribute, 8000, 1,                         \
+      nrm_CUresult, (void *value, size_t nbytes_value,                                 \
+                     nrm_CUmem_range_attribute attribute,                              \
+                     nrm_CUdeviceptr ptr, size_t nbytes))                              \
     X(cuMemcpyHtoD, cuMemcpyHtoD_v2, 3020, 1,                                          \
       nrm_CUresult, (nrm_CUdeviceptr dst, const void *src, size_t nbytes))             \
     X(cuMemcpyDtoH, cuMemcpyDtoH_v2, 3020, 1,                                          \

@@ -23,7 +23,10 @@ get_attribute(const struct sim_range *range, nrm_CUpointer_attribute attribute,
                        attribute == NRM_CU_POINTER_ATTRIBUTE_RANGE_SIZE;
     int device = range->kind == SIM_VIRTUAL ? sim_virtual_device(range, ptr)
                                             : range->context->ordinal;
-    if (range->kind == SIM_PHYSICAL || (device < 0 && !names_range)) {
+    uintptr_t start = range->start;
+    size_t nbytes = range->nbytes;
+    if (range->kind == SIM_PHYSICAL || (device < 0 && !names_range) ||
+        (range->pool != NULL && !sim_pool_piece(range, ptr, &start, &nbytes))) {
         return NRM_CUDA_ERROR_INVALID_VALUE; /* reserved, and nothing is there */
     }
     switch (attribute) {
@@ -50,10 +53,10 @@ get_attribute(const struct sim_range *range, nrm_CUpointer_attribute attribute,
         *(int *)value = visible_ordinal(device);
         return NRM_CUDA_SUCCESS;
     case NRM_CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-        memcpy(value, &range->start, sizeof range->start);
+        memcpy(value, &start, sizeof start);
         return NRM_CUDA_SUCCESS;
     case NRM_CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-        memcpy(value, &range->nbytes, sizeof range->nbytes);
+        memcpy(value, &nbytes, sizeof nbytes);
         return NRM_CUDA_SUCCESS;
     }
     return NRM_CUDA_ERROR_NOT_SUPPORTED;

@@ -281,6 +281,7 @@ cuCtxSynchronize(void)
     nrm_CUresult result = sim_capture_check_context(call.context);
     if (result == NRM_CUDA_SUCCESS) {
         result = sim_marker_wait(sim_marker_of_context(call.context));
+        sim_pools_synchronized();
     }
     return sim_call_end(&call, result);
 }

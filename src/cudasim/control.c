@@ -139,6 +139,8 @@ nrm_cudasim_reset(const struct nrm_cudasim_config *config)
         sim_context_end(&sim.devices[i].context);
     }
     sim_virtual_forget();
+    sim_pools_forget();
+    sim_advice_reset();
     for (int i = 0; i < sim.config.devices; i++) {
         sim_device_memory_finish(i);
     }
@@ -266,7 +268,7 @@ count_ranges(enum sim_range_kind kind, uint64_t *count, uint64_t *nbytes)
 {
     const struct sim_range *range;
     for (size_t i = 0; (range = sim_range_at(i)) != NULL; i++) {
-        if (range->kind == kind) {
+        if (range->kind == kind && range->pool == NULL) {
             *count += 1;
             *nbytes += range->nbytes;
         }
@@ -299,6 +301,15 @@ nrm_cudasim_outstanding(int what, uint64_t *count, uint64_t *nbytes)
         break;
     case NRM_CUDASIM_GRAPHS:
         *count = sim_graphs.n_live;
+        break;
+    case NRM_CUDASIM_POOLS:
+        sim_pools_count(count);
+        break;
+    case NRM_CUDASIM_POOL_ALLOCATIONS:
+        sim_pools_count_pieces(count, nbytes);
+        break;
+    case NRM_CUDASIM_ADVICE:
+        sim_advice_count(count, nbytes);
         break;
     case NRM_CUDASIM_MAPPINGS:
         sim_virtual_count_mappings(count, nbytes);

@@ -26,6 +26,7 @@ resolve(const struct sim_queue *queue, const struct sim_copy *copy,
     size_t rest = span->range->nbytes - (span->address - span->range->start);
     span->is_reserved = span->range->kind == SIM_VIRTUAL;
     if (nbytes > rest || span->range->kind == SIM_PHYSICAL ||
+        !sim_pool_holds(span->range, span->address, nbytes) ||
         (span->is_reserved && !sim_virtual_is_open(span->range, span->address, nbytes,
                                                    queue->context->ordinal, writes))) {
         return NRM_CUDA_ERROR_INVALID_VALUE;

@@ -147,6 +147,9 @@ enum nrm_cudasim_what {
     NRM_CUDASIM_RESERVATIONS, /* of addresses */
     NRM_CUDASIM_PHYSICAL,     /* memory that can be mapped there */
     NRM_CUDASIM_MAPPINGS,
+    NRM_CUDASIM_POOLS, /* made by programs */
+    NRM_CUDASIM_POOL_ALLOCATIONS,
+    NRM_CUDASIM_ADVICE, /* ranges with advice about where they should be */
     NRM_CUDASIM_N_WHATS,
 };
 

@@ -146,6 +146,7 @@ cuEventSynchronize(nrm_CUevent event)
     if (result == NRM_CUDA_SUCCESS && event->marker != NULL) {
         sim_marker_retain(event->marker); /* it may be recorded again meanwhile */
         result = sim_marker_wait(event->marker);
+        sim_pools_synchronized();
     }
     return sim_call_end(&call, result);
 }

@@ -30,8 +30,12 @@ sim_op_finds_areas(const struct sim_op *op)
     for (size_t i = 0; i < op->n_areas; i++) {
         const struct nrm_cudasim_area *area = &op->areas[i];
         const struct sim_range *range = sim_range_find(area->start);
+        if (range == NULL && sim_memory_moves(area->start, area->nbytes)) {
+            continue;
+        }
         if (range == NULL ||
-            area->nbytes > range->nbytes - (area->start - range->start)) {
+            area->nbytes > range->nbytes - (area->start - range->start) ||
+            !sim_pool_holds(range, area->start, area->nbytes)) {
             return false;
         }
     }

@@ -239,6 +239,19 @@ cuMemHostAlloc(void **ptr, size_t nbytes, unsigned int flags)
 }
 
 nrm_CUresult
+sim_managed_memory_take(struct nrm_CUctx_st *context, size_t nbytes,
+                        struct sim_range **out)
+{
+    uintptr_t address;
+    nrm_CUresult result =
+        map(SIM_MANAGED, nbytes, NRM_CU_MEM_ATTACH_GLOBAL, context, &address);
+    if (result == NRM_CUDA_SUCCESS) {
+        *out = sim_range_find(address);
+    }
+    return result;
+}
+
+nrm_CUresult
 cuMemAllocManaged(nrm_CUdeviceptr *ptr, size_t nbytes, unsigned int flags)
 {
     SIM_BEGIN(call, cuMemAllocManaged, SIM_PTR(ptr), nbytes, flags);
@@ -331,6 +344,9 @@ cuMemFree_v2(nrm_CUdeviceptr ptr)
         return sim_call_end(&call, NRM_CUDA_SUCCESS);
     }
     struct sim_range *range = sim_range_find(ptr);
+    if (range != NULL && range->pool != NULL) {
+        return sim_call_end(&call, sim_pool_free_now(ptr));
+    }
     if (range == NULL || range->start != ptr ||
         (range->kind != SIM_DEVICE && range->kind != SIM_MANAGED)) {
         return sim_call_end(&call, NRM_CUDA_ERROR_INVALID_VALUE);

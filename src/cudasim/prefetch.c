@@ -10,14 +10,6 @@ is_place(nrm_CUmemLocation location)
             location.id < sim.config.devices);
 }
 
-static bool
-is_managed(uintptr_t address, size_t nbytes)
-{
-    const struct sim_range *range = sim_range_find(address);
-    return range != NULL && range->kind == SIM_MANAGED && nbytes > 0 &&
-           nbytes <= range->nbytes - (address - range->start);
-}
-
 nrm_CUresult
 cuMemPrefetchAsync_v2(nrm_CUdeviceptr ptr, size_t nbytes, nrm_CUmemLocation location,
                       unsigned int flags, nrm_CUstream stream)
@@ -31,7 +23,7 @@ cuMemPrefetchAsync_v2(nrm_CUdeviceptr ptr, size_t nbytes, nrm_CUmemLocation loca
         result = NRM_CUDA_ERROR_INVALID_DEVICE;
     }
     if (result == NRM_CUDA_SUCCESS &&
-        (flags != 0 || !is_place(location) || !is_managed(ptr, nbytes))) {
+        (flags != 0 || !is_place(location) || !sim_memory_moves(ptr, nbytes))) {
         result = NRM_CUDA_ERROR_INVALID_VALUE;
     }
     return sim_call_end(&call, result);

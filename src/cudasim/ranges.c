@@ -75,6 +75,8 @@ sim_range_remove(struct sim_range *range)
 {
     size_t index = sim_range_index(range->start);
     sim_checker_forget(range->start, range->nbytes);
+    sim_advice_forget(range->start, range->nbytes);
+    sim_pool_drop_chunk(range);
     table.n_items--;
     memmove(table.items + index, table.items + index + 1,
             (table.n_items - index) * sizeof *table.items);

@@ -64,6 +64,8 @@ struct sim_range {
     struct nrm_CUctx_st *context; /* that it belongs to, borrowed; NULL: reserved */
     unsigned char *shadow;        /* registered: the bytes as they were; or NULL */
     struct sim_mapping *mappings; /* reserved: owned, in order of address */
+    struct nrm_CUmemPoolHandle_st *pool; /* a chunk of one, borrowed; or NULL */
+    struct sim_piece *pieces;            /* a chunk's, owned */
 };
 
 struct sim_range *sim_range_find(uintptr_t address); /* that holds it, or NULL */
@@ -87,6 +89,8 @@ nrm_CUresult sim_device_memory_take(struct nrm_CUctx_st *context,
                                     enum sim_range_kind kind, size_t nbytes,
                                     struct sim_range **out);
 void sim_device_memory_give(struct sim_range *range); /* waits for nothing */
+nrm_CUresult sim_managed_memory_take(struct nrm_CUctx_st *context, size_t nbytes,
+                                     struct sim_range **out);
 
 struct sim_span;
 /* Whether all of it is mapped, and the (physical) device may read or write there. */
@@ -105,6 +109,25 @@ struct sim_call;
 struct sim_clock; /* checker.h */
 struct sim_op;
 struct sim_queue;
+/* ---- memory pools, advice (pools.c, advice.c) ------------------------------------ */
+
+/* Whether a program may touch all of it, where the range is a chunk of a pool. */
+bool sim_pool_holds(const struct sim_range *range, uintptr_t start, size_t nbytes);
+/* The piece of a chunk that is in use there; false: none is. */
+bool sim_pool_piece(const struct sim_range *range, uintptr_t address,
+                    uintptr_t *out_start, size_t *out_nbytes);
+nrm_CUresult sim_pool_free_now(uintptr_t ptr);     /* waits for nothing */
+void sim_pool_drop_chunk(struct sim_range *range); /* its memory goes */
+void sim_pools_synchronized(void);                 /* somebody has waited for work */
+void sim_pools_forget(void);                       /* all of them */
+void sim_pools_count(uint64_t *count);             /* of programs */
+void sim_pools_count_pieces(uint64_t *count, uint64_t *nbytes);
+
+void sim_advice_forget(uintptr_t start, size_t nbytes);
+void sim_advice_count(uint64_t *count, uint64_t *nbytes);
+void sim_advice_reset(void);
+/* Whether it is memory whose pages migrate: managed, or pageable where a device reads that. */
+bool sim_memory_moves(uintptr_t start, size_t nbytes);
 
 /* ---- bytes (transfer.c) ---------------------------------------------------------- */
 
@@ -180,7 +203,8 @@ struct sim_device {
     uint64_t used_nbytes;
     uintptr_t base; /* of the reserved addresses, 0 before the first allocation */
     size_t reserved_nbytes;
-    int fd; /* the bytes: a sparse file; offset 0 is `base` */
+    int fd;                    /* the bytes: a sparse file; offset 0 is `base` */
+    nrm_CUmemoryPool pools[2]; /* the default ones: of its memory, of managed memory */
 };
 
 struct sim_thread {
@@ -232,6 +256,7 @@ enum sim_op_kind {
     SIM_OP_HOST_FUNCTION,
     SIM_OP_KERNEL,     /* touches some memory, and does nothing */
     SIM_OP_END_LAUNCH, /* of a graph: does nothing, and keeps its objects until then */
+    SIM_OP_FREE,       /* to a pool: a moment, and no more */
 };
 
 struct sim_objects;

@@ -122,6 +122,7 @@ cuStreamSynchronize(nrm_CUstream stream)
     nrm_CUresult result = find_quiet(&call, stream, &queue);
     if (result == NRM_CUDA_SUCCESS) {
         result = sim_marker_wait(sim_marker_of_queue(queue));
+        sim_pools_synchronized();
     }
     return sim_call_end(&call, result);
 }
