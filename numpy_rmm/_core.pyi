@@ -11,6 +11,7 @@ from typing import (
     Protocol,
     Self,
     SupportsIndex,
+    SupportsInt,
     TypeVar,
     final,
     overload,
@@ -237,6 +238,34 @@ class ManagedMemoryResource(MemoryResource):
 
 class CudaMemoryResource(MemoryResource):
     def __init__(self, *, device: _Index | None = None) -> None: ...
+
+class CudaAsyncMemoryResource(MemoryResource):
+    def __init__(
+        self,
+        initial_pool_size: _Size | None = None,
+        release_threshold: _Size | None = None,
+        enable_ipc: bool = False,
+        enable_fabric: bool = False,
+        *,
+        device: _Index | None = None,
+    ) -> None: ...
+    def pool_handle(self) -> int: ...
+
+class CudaAsyncViewMemoryResource(MemoryResource):
+    def __init__(
+        self, pool_handle: SupportsInt, *, device: _Index | None = None
+    ) -> None: ...
+    def pool_handle(self) -> int: ...
+
+class CudaAsyncManagedMemoryResource(MemoryResource):
+    def __init__(self, *, device: _Index | None = None) -> None: ...
+    def pool_handle(self) -> int: ...
+
+class SystemMemoryResource(MemoryResource):
+    def __init__(self, *, device: _Index | None = None) -> None: ...
+
+class SamHeadroomMemoryResource(MemoryResource):
+    def __init__(self, headroom: _Size, *, device: _Index | None = None) -> None: ...
 
 class CallbackMemoryResource(MemoryResource):
     def __init__(

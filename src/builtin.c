@@ -1,6 +1,7 @@
 /*
  * The built-in names and what they stand for. The obvious spelling is the fast one: the
- * plain names are pools, "..._direct" are the sources under them.
+ * plain names are pools, "..._direct" are the sources under them; "device_async" is the
+ * driver's own pool.
  */
 #include "builtin.h"
 
@@ -102,6 +103,13 @@ create_device_direct(nrm_resource **out)
     return nrm_device_create(NULL, out);
 }
 
+static nrm_status
+create_device_async(nrm_resource **out)
+{
+    NRM_TRY(nrm__cuda_expect());
+    return nrm_cuda_async_create(NULL, out);
+}
+
 static const struct nrm__builtin builtins[] = {
     {"host", false, create_host},
     {"host_direct", false, create_host_direct},
@@ -112,6 +120,7 @@ static const struct nrm__builtin builtins[] = {
     {"managed_direct", true, create_managed_direct},
     {"device", true, create_device},
     {"device_direct", true, create_device_direct},
+    {"device_async", true, create_device_async},
 };
 
 nrm_status

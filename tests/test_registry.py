@@ -21,6 +21,7 @@ BUILT_IN = [
     "managed_direct",
     "device",
     "device_direct",
+    "device_async",
 ]
 
 
@@ -64,6 +65,7 @@ def test_plain_names_are_pools_and_direct_ones_sources(cuda: object) -> None:
         assert type(registry[kind].upstream) is source
         assert type(registry[f"{kind}_direct"]) is source
         assert registry[kind].kind == registry[f"{kind}_direct"].kind == kind
+    assert type(registry["device_async"]) is mr.CudaAsyncMemoryResource
     assert registry["huge_pages"].kind == "host"
 
 
@@ -141,7 +143,7 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
 def test_a_name_that_cannot_work_here(run_python) -> None:  # type: ignore[no-untyped-def]
     program = """
         import numpy as np, numpy_rmm
-        for name in ("pinned", "pinned_direct", "managed", "device", "device_direct"):
+        for name in ("pinned", "managed_direct", "device", "device_async"):
             for use in (numpy_rmm.registry.__getitem__, numpy_rmm.set_handler,
                         numpy_rmm.use_handler):
                 try:

@@ -20,8 +20,9 @@ resolve(const struct sim_queue *queue, const struct sim_copy *copy,
     size_t nbytes = sim_copy_extent(copy, span);
     span->range = sim_range_find(span->address);
     if (span->range == NULL) {
-        return side == SIM_ANY && span->address != 0 ? NRM_CUDA_SUCCESS
-                                                     : NRM_CUDA_ERROR_INVALID_VALUE;
+        bool found = side == SIM_ANY || sim_memory_moves(span->address, nbytes);
+        return found && span->address != 0 ? NRM_CUDA_SUCCESS
+                                           : NRM_CUDA_ERROR_INVALID_VALUE;
     }
     size_t rest = span->range->nbytes - (span->address - span->range->start);
     span->is_reserved = span->range->kind == SIM_VIRTUAL;

@@ -138,6 +138,30 @@ arg_any_address(PyObject *value, const char *name, uintptr_t *out)
 }
 
 int
+arg_driver_handle(PyObject *value, const char *name, uintptr_t *out)
+{
+    PyNumberMethods *number = Py_TYPE(value)->tp_as_number;
+    bool is_handle = number != NULL && number->nb_int != NULL &&
+                     !PyFloat_Check(value) && !PyBool_Check(value);
+    if (!is_handle) {
+        PyErr_Format(PyExc_ValueError,
+                     "%s must be a handle of the driver, as int or as an object of "
+                     "cuda.bindings, not %.100s",
+                     name, Py_TYPE(value)->tp_name);
+        return -1;
+    }
+    PyObject *integer = PyNumber_Long(value);
+    size_t address;
+    if (integer == NULL || size_from_int(integer, name, &address) < 0) {
+        Py_XDECREF(integer);
+        return -1;
+    }
+    Py_DECREF(integer);
+    *out = address;
+    return 0;
+}
+
+int
 arg_alignment(PyObject *value, const char *name, size_t *out)
 {
     if (arg_is_none(value)) {

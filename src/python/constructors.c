@@ -79,20 +79,65 @@ construct_host(struct module_state *state, PyObject **values,
     return made(state, status, mr);
 }
 
+/* The ordinal that `device` names; -1 with an error set. */
+static int
+device_argument(PyObject *device, bool *out_set, int *out)
+{
+    long ordinal = 0;
+    if (arg_is_none(device)) {
+        return 0;
+    }
+    if (arg_integer(device, "device", 0, NRM__MAX_DEVICES - 1, &ordinal) < 0) {
+        return -1;
+    }
+    *out_set = true;
+    *out = (int)ordinal;
+    return 0;
+}
+
+static int
+flag_argument(PyObject *value, bool *out)
+{
+    int flag = value != NULL ? PyObject_IsTrue(value) : 0;
+    *out = flag > 0;
+    return flag < 0 ? -1 : 0;
+}
+
+/* A size, or a percentage of what memory of a kind there is; of a device, what is free. */
+static int
+size_argument(struct module_state *state, nrm_kind kind, int device, PyObject *value,
+              const char *name, size_t *out)
+{
+    double percent;
+    size_t whole, total;
+    if (arg_is_none(value)) {
+        return 0;
+    }
+    if (arg_nbytes_or_percent(value, name, out, &percent) < 0) {
+        return -1;
+    }
+    if (percent < 0) {
+        return 0;
+    }
+    if (kind == NRM_KIND_HOST || kind == NRM_KIND_PINNED) {
+        whole = nrm__host_memory_nbytes();
+    }
+    else if (cuda_memory_info(state, device, &whole, &total) < 0) {
+        return -1;
+    }
+    *out = (size_t)((double)whole * percent / 100);
+    return 0;
+}
+
 static nrm_resource *
 construct_on_device(struct module_state *state, PyObject *device,
                     bool allow_nonconcurrent,
                     nrm_status (*create)(const nrm_device_options *, nrm_resource **))
 {
     nrm_device_options options = NRM_OPTIONS(nrm_device_options);
-    long ordinal = 0;
     options.allow_nonconcurrent = allow_nonconcurrent;
-    if (!arg_is_none(device)) {
-        if (arg_integer(device, "device", 0, NRM__MAX_DEVICES - 1, &ordinal) < 0) {
-            return NULL;
-        }
-        options.set_device = true;
-        options.device = (int)ordinal;
+    if (device_argument(device, &options.set_device, &options.device) < 0) {
+        return NULL;
     }
     nrm_resource *mr;
     nrm_status status = create(&options, &mr);
@@ -126,6 +171,71 @@ construct_device(struct module_state *state, PyObject **values,
 }
 
 static nrm_resource *
+construct_cuda_async(struct module_state *state, PyObject **values,
+                     void **Py_UNUSED(callbacks))
+{
+    nrm_cuda_async_options options = NRM_OPTIONS(nrm_cuda_async_options);
+    size_t threshold = 0;
+    options.set_release_threshold = !arg_is_none(values[1]);
+    if (device_argument(values[4], &options.set_device, &options.device) < 0 ||
+        size_argument(state, NRM_KIND_DEVICE,
+                      options.set_device ? options.device : NRM_DEVICE_NONE, values[0],
+                      "initial_pool_size", &options.initial_nbytes) < 0 ||
+        (options.set_release_threshold &&
+         arg_nbytes(values[1], "release_threshold", &threshold) < 0) ||
+        flag_argument(values[2], &options.enable_ipc) < 0 ||
+        flag_argument(values[3], &options.enable_fabric) < 0) {
+        return NULL;
+    }
+    options.release_threshold = threshold;
+    nrm_resource *mr;
+    nrm_status status = nrm_cuda_async_create(&options, &mr);
+    return made(state, status, mr);
+}
+
+static nrm_resource *
+construct_cuda_async_view(struct module_state *state, PyObject **values,
+                          void **Py_UNUSED(callbacks))
+{
+    nrm_cuda_async_view_options options = NRM_OPTIONS(nrm_cuda_async_view_options);
+    if (arg_driver_handle(values[0], "pool_handle", &options.pool_handle) < 0 ||
+        device_argument(values[1], &options.set_device, &options.device) < 0) {
+        return NULL;
+    }
+    nrm_resource *mr;
+    nrm_status status = nrm_cuda_async_view_create(&options, &mr);
+    return made(state, status, mr);
+}
+
+static nrm_resource *
+construct_cuda_async_managed(struct module_state *state, PyObject **values,
+                             void **Py_UNUSED(callbacks))
+{
+    return construct_on_device(state, values[0], false, nrm_cuda_async_managed_create);
+}
+
+static nrm_resource *
+construct_system(struct module_state *state, PyObject **values,
+                 void **Py_UNUSED(callbacks))
+{
+    return construct_on_device(state, values[0], false, nrm_system_create);
+}
+
+static nrm_resource *
+construct_sam_headroom(struct module_state *state, PyObject **values,
+                       void **Py_UNUSED(callbacks))
+{
+    nrm_sam_headroom_options options = NRM_OPTIONS(nrm_sam_headroom_options);
+    if (arg_nbytes(values[0], "headroom", &options.headroom) < 0 ||
+        device_argument(values[1], &options.set_device, &options.device) < 0) {
+        return NULL;
+    }
+    nrm_resource *mr;
+    nrm_status status = nrm_sam_headroom_create(&options, &mr);
+    return made(state, status, mr);
+}
+
+static nrm_resource *
 construct_callback(struct module_state *state, PyObject **values, void **out_callbacks)
 {
     static const char *const kinds[] = {"host", "pinned", "managed", "device", NULL};
@@ -138,32 +248,12 @@ construct_callback(struct module_state *state, PyObject **values, void **out_cal
 
 /* ---- pools ---- */
 
-/* A size, or a percentage of what memory of the upstream's kind there is. */
 static int
 pool_size_argument(struct module_state *state, nrm_resource *upstream, PyObject *value,
                    const char *name, size_t *out)
 {
-    double percent;
-    size_t whole, total;
-    if (arg_is_none(value)) {
-        return 0;
-    }
-    if (arg_nbytes_or_percent(value, name, out, &percent) < 0) {
-        return -1;
-    }
-    if (percent < 0) {
-        return 0;
-    }
-    nrm_kind kind = nrm_resource_kind(upstream);
-    if (kind == NRM_KIND_HOST || kind == NRM_KIND_PINNED) {
-        whole = nrm__host_memory_nbytes();
-    }
-    else if (cuda_memory_info(state, nrm_resource_device(upstream), &whole, &total) <
-             0) {
-        return -1;
-    }
-    *out = (size_t)((double)whole * percent / 100);
-    return 0;
+    return size_argument(state, nrm_resource_kind(upstream),
+                         nrm_resource_device(upstream), value, name, out);
 }
 
 static nrm_resource *

@@ -15,6 +15,7 @@
 #include "python/binning.h"
 #include "python/callback.h"
 #include "python/constructors.h"
+#include "python/cuda_async.h"
 #include "python/errors.h"
 #include "python/pool.h"
 #include "python/resource_methods.h"
@@ -361,6 +362,9 @@ static const struct own {
     [RESOURCE_logging] = {logging_adaptor_methods, NULL},
     [RESOURCE_binning] = {binning_methods, binning_getset},
     [RESOURCE_pool] = {pool_methods, NULL},
+    [RESOURCE_cuda_async] = {cuda_async_methods, NULL},
+    [RESOURCE_cuda_async_view] = {cuda_async_methods, NULL},
+    [RESOURCE_cuda_async_managed] = {cuda_async_methods, NULL},
 };
 
 static PyTypeObject *

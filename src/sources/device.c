@@ -11,9 +11,10 @@
 #include "sources/on_device.h"
 
 static nrm_CUresult
-call_driver(const struct nrm__driver *driver, nrm_CUdeviceptr *out, size_t nbytes)
+call_driver(const struct nrm__cuda_scope *scope, void *more, size_t nbytes,
+            nrm_CUdeviceptr *out)
 {
-    return driver->cuMemAlloc(out, nbytes);
+    return scope->driver->cuMemAlloc(out, nbytes);
 }
 
 static const struct nrm__driver_way way = {.name = "cuMemAlloc", .call = call_driver};
@@ -22,7 +23,7 @@ static nrm_status
 device_allocate(nrm_resource *self, const struct nrm__request *request,
                 struct nrm__block *out)
 {
-    return nrm__driver_block_allocate(self, &way, request, out);
+    return nrm__driver_block_allocate(self, &way, NULL, request, out);
 }
 
 static void

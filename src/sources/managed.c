@@ -20,14 +20,16 @@ struct managed {
 };
 
 static nrm_CUresult
-call_driver(const struct nrm__driver *driver, nrm_CUdeviceptr *out, size_t nbytes)
+call_driver(const struct nrm__cuda_scope *scope, void *more, size_t nbytes,
+            nrm_CUdeviceptr *out)
 {
-    return driver->cuMemAllocManaged(out, nbytes, NRM_CU_MEM_ATTACH_GLOBAL);
+    return scope->driver->cuMemAllocManaged(out, nbytes, NRM_CU_MEM_ATTACH_GLOBAL);
 }
 
 static nrm_status
-check_device(nrm_resource *self, int device)
+check_device(nrm_resource *self, const struct nrm__cuda_scope *scope)
 {
+    int device = scope->device;
     const struct managed *managed = (const struct managed *)self;
     if (nrm__cuda_attribute(device, NRM_CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY) == 0) {
         return nrm__error(NRM_NOT_SUPPORTED, "device %d has no managed memory", device);
@@ -54,7 +56,7 @@ managed_allocate(nrm_resource *self, const struct nrm__request *request,
                  struct nrm__block *out)
 {
     (void)nrm__retired_drain(0); /* so that a loop of temporaries does not grow */
-    return nrm__driver_block_allocate(self, &way, request, out);
+    return nrm__driver_block_allocate(self, &way, NULL, request, out);
 }
 
 static void

@@ -1,5 +1,5 @@
 /*
- * Device and managed memory come and go the same way: a call that returns an address
+ * Memory of the driver comes and goes the same way: a call that returns an address
  * aligned to 256 bytes at least, and cuMemFree. Beyond that alignment more is asked
  * for. A block remembers the generation of its context, since after a reset its address
  * is not the driver's any more.
@@ -52,9 +52,8 @@ nrm__driver_source_create(const struct nrm__ops *ops, nrm_kind kind,
 
 /* ---- allocation ---- */
 
-/* Enters the source's device; the first request decides which that is. */
-static nrm_status
-enter(nrm_resource *mr, struct nrm__cuda_scope *out)
+nrm_status
+nrm__driver_source_enter(nrm_resource *mr, struct nrm__cuda_scope *out)
 {
     int device = atomic_load_explicit(&mr->device, memory_order_relaxed);
     NRM_TRY(nrm__cuda_enter(device, out));
@@ -87,7 +86,8 @@ refused(const struct nrm__cuda_scope *scope, nrm_CUresult code, const char *call
 
 static nrm_status
 allocate_entered(const struct nrm__cuda_scope *scope, const struct nrm__driver_way *way,
-                 const struct nrm__request *request, struct origin *origin, void **out)
+                 void *more, const struct nrm__request *request, struct origin *origin,
+                 void **out)
 {
     size_t slack = request->alignment > DRIVER_ALIGNMENT
                        ? request->alignment - DRIVER_ALIGNMENT
@@ -96,7 +96,7 @@ allocate_entered(const struct nrm__cuda_scope *scope, const struct nrm__driver_w
     if (nbytes < slack) {
         return refused(scope, NRM_CUDA_ERROR_OUT_OF_MEMORY, way->name, SIZE_MAX);
     }
-    nrm_CUresult code = way->call(scope->driver, &origin->base, nbytes);
+    nrm_CUresult code = way->call(scope, more, nbytes, &origin->base);
     if (code != NRM_CUDA_SUCCESS) {
         return refused(scope, code, way->name, nbytes);
     }
@@ -108,17 +108,17 @@ allocate_entered(const struct nrm__cuda_scope *scope, const struct nrm__driver_w
 }
 
 static nrm_status
-allocate_detached(nrm_resource *mr, const struct nrm__driver_way *way,
+allocate_detached(nrm_resource *mr, const struct nrm__driver_way *way, void *more,
                   const struct nrm__request *request, struct origin *origin, void **out)
 {
     struct nrm__cuda_scope scope;
     nrm_status status = NRM_OK;
-    NRM_TRY(enter(mr, &scope));
+    NRM_TRY(nrm__driver_source_enter(mr, &scope));
     if (way->check != NULL) {
-        status = way->check(mr, scope.device);
+        status = way->check(mr, &scope);
     }
     if (status == NRM_OK) {
-        status = allocate_entered(&scope, way, request, origin, out);
+        status = allocate_entered(&scope, way, more, request, origin, out);
     }
     nrm__cuda_leave(&scope);
     return status;
@@ -126,14 +126,15 @@ allocate_detached(nrm_resource *mr, const struct nrm__driver_way *way,
 
 nrm_status
 nrm__driver_block_allocate(nrm_resource *mr, const struct nrm__driver_way *way,
-                           const struct nrm__request *request, struct nrm__block *out)
+                           void *more, const struct nrm__request *request,
+                           struct nrm__block *out)
 {
     struct origin *origin = nrm__node_allocate(sizeof *origin);
     if (origin == NULL) {
         return nrm__error(NRM_OUT_OF_MEMORY, "no memory to describe a block");
     }
     void *token = nrm__detach();
-    nrm_status status = allocate_detached(mr, way, request, origin, &out->ptr);
+    nrm_status status = allocate_detached(mr, way, more, request, origin, &out->ptr);
     nrm__attach(token);
     if (status != NRM_OK) {
         nrm__node_deallocate(origin, sizeof *origin);
@@ -165,24 +166,29 @@ nrm__driver_block_renew(nrm_resource *mr, struct nrm__block *block)
 
 /* ---- giving back ---- */
 
+typedef nrm_CUresult free_function(const struct nrm__cuda_scope *scope, void *more,
+                                   nrm_CUdeviceptr ptr);
+
 static nrm_status
-free_entered(const struct origin *origin)
+free_entered(const struct origin *origin, const char *name, free_function *call,
+             void *more)
 {
     struct nrm__cuda_scope scope;
     nrm_CUresult code = NRM_CUDA_SUCCESS;
     NRM_TRY(nrm__cuda_enter(origin->device, &scope));
     if (scope.generation == origin->generation) {
-        code = scope.driver->cuMemFree(origin->base);
+        code = call(&scope, more, origin->base);
     }
     nrm__cuda_leave(&scope);
     if (code == NRM_CUDA_SUCCESS || nrm__cuda_is_destroyed(code)) {
         return NRM_OK;
     }
-    return nrm__cuda_error(code, "cuMemFree on device %d", origin->device);
+    return nrm__cuda_error(code, "%s on device %d", name, origin->device);
 }
 
 void
-nrm__driver_block_free(const struct nrm__block *block)
+nrm__driver_block_free_by(const struct nrm__block *block, const char *name,
+                          free_function *call, void *more)
 {
     struct origin *origin = origin_of(block);
     if (nrm__is_exiting()) {
@@ -191,8 +197,20 @@ nrm__driver_block_free(const struct nrm__block *block)
     /* In a forked child there is no driver: the memory is the parent's. */
     if (nrm__cuda_driver() != NULL &&
         nrm__cuda_generation(origin->device) == origin->generation &&
-        free_entered(origin) != NRM_OK) {
+        free_entered(origin, name, call, more) != NRM_OK) {
         nrm__lost_error_note(nrm_last_error());
     }
     nrm__node_deallocate(origin, sizeof *origin);
+}
+
+static nrm_CUresult
+free_now(const struct nrm__cuda_scope *scope, void *more, nrm_CUdeviceptr ptr)
+{
+    return scope->driver->cuMemFree(ptr);
+}
+
+void
+nrm__driver_block_free(const struct nrm__block *block)
+{
+    nrm__driver_block_free_by(block, "cuMemFree", free_now, NULL);
 }

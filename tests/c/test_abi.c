@@ -10,7 +10,6 @@
 #include <cuda.h>
 #endif
 
-_Static_assert(CUDA_VERSION >= 12080, "the toolkit has all declared entry points");
 #if defined(NRM_HAVE_CUDA_H) && CUDA_VERSION >= 13000 /* has all that is declared */
 
 /* ---- constants ------------------------------------------------------------------- */
