@@ -257,6 +257,8 @@ nrm__order_forget_contexts(void)
     for (uint64_t i = 0; i < n; i++) {
         struct nrm__order *order = nrm__order_at(NRM__ORDER_FIRST_SLOT + (uint32_t)i);
         uint64_t number = atomic_fetch_add(&order->count, 1);
+        /* What threads keep is stamped when they let go of it, which may be later. */
+        atomic_fetch_add(&order->generation, 1);
         nrm__order_raise(&order->done, number);
         records_drop(order, number);
     }

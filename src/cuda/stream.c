@@ -254,15 +254,24 @@ nrm__cuda_stream_is_capturing(int device, uintptr_t handle)
     return captures;
 }
 
+/* The driver that had work of ours is gone (nrm__cuda_set_library), and all of it. */
+static bool
+is_without_driver(void)
+{
+    return nrm__cuda_driver() == NULL && !nrm__cuda_is_forked() &&
+           !nrm__cuda_is_exiting();
+}
+
 nrm_status
 nrm__cuda_stream_query(int device, uintptr_t handle)
 {
     struct place place;
     nrm_CUresult code = NRM_CUDA_ERROR_NOT_READY;
     nrm_status status = enter(device, handle, &place);
-    if (status != NRM_OK) {
-        return status == NRM_DEVICE_LOST ? status : NRM_NOT_FOUND;
+    if (status != NRM_OK && status != NRM_DEVICE_LOST) {
+        return is_without_driver() ? NRM_OK : NRM_NOT_FOUND;
     }
+    NRM_TRY(status);
     if (!is_capturing(&place, handle)) {
         code = place.scope.driver->cuStreamQuery(stream_of(handle));
     }
