@@ -77,6 +77,9 @@ enum {
                                       where in the program a request comes from */
     NRM__OPS_ASKS = 1u << 11,   /* the same: decides itself what is done about a request
                                      that finds no memory, so nobody else does */
+    NRM__OPS_IN_ORDER = 1u
+        << 12, /* of a source: what was asked for with a stream is only
+                                     that stream's, also where the host could use it */
 };
 
 /* The bytes that a limit lets through at a time: see core/account.h. */

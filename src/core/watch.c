@@ -26,7 +26,9 @@ nrm__watch_taken(const struct nrm__block *block, size_t offset, size_t nbytes,
     if (driver == NULL || nbytes == 0) {
         return;
     }
-    if (stream != NULL && !nrm_kind_is_host_accessible(block->owner->kind)) {
+    bool is_for_stream = !nrm_kind_is_host_accessible(block->owner->kind) ||
+                         (block->owner->flags & NRM__OPS_IN_ORDER) != 0;
+    if (stream != NULL && is_for_stream) {
         handle = stream->handle;
     }
     atomic_store(&nrm__epoch_forbids, true);

@@ -28,6 +28,7 @@ struct sim_piece {
     enum piece_state state;
     struct sim_queue *queue;   /* FREED: where; retained */
     struct sim_marker *marker; /* FREED: passed when that is done; owned, NULL: it is */
+    struct sim_clock *clock;   /* checker: of all frees of these bytes; owned */
 };
 
 static size_t
@@ -55,6 +56,7 @@ pieces_destroy(struct sim_piece *piece)
     while (piece != NULL) {
         struct sim_piece *next = piece->next;
         piece_forget_free(piece);
+        sim_clock_release(piece->clock);
         free(piece);
         piece = next;
     }
@@ -118,6 +120,8 @@ chunk_settle(struct sim_range *chunk)
         if (next != NULL && piece->state == PIECE_FREE && next->state == PIECE_FREE) {
             piece->nbytes += next->nbytes;
             piece->next = next->next;
+            sim_clock_join(&piece->clock, next->clock);
+            sim_clock_release(next->clock);
             free(next);
         }
         else {
@@ -147,6 +151,7 @@ piece_cut(struct sim_piece *piece, size_t nbytes)
     if (rest->marker != NULL) {
         sim_marker_retain(rest->marker);
     }
+    rest->clock = sim_clock_retain(piece->clock);
     piece->nbytes = nbytes;
     piece->next = rest;
 }
@@ -329,7 +334,6 @@ await_free(struct sim_queue *queue, struct sim_piece *piece)
     if (op == NULL) {
         return NRM_CUDA_ERROR_OUT_OF_MEMORY;
     }
-    sim_checker_queue_follows(queue, piece->marker->clock);
     sim_marker_retain(piece->marker);
     op->marker = piece->marker;
     return sim_submit(queue, op);
@@ -359,16 +363,20 @@ choose(struct nrm_CUmemPoolHandle_st *pool, size_t nbytes, struct sim_queue *que
     return *out != NULL ? await_free(queue, *out) : NRM_CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* What was done with the memory before is the driver's to order, and no race. */
+/* What comes next on the stream comes after the frees of these bytes, and so after all that
+ * comes before them. */
 static void
-hand_out(struct nrm_CUmemPoolHandle_st *pool, struct sim_piece *piece, size_t nbytes,
-         size_t asked, bool is_captured)
+hand_out(struct sim_queue *queue, struct sim_piece *piece, size_t nbytes, size_t asked)
 {
+    struct nrm_CUmemPoolHandle_st *pool = sim_range_find(piece->start)->pool;
     piece_cut(piece, nbytes);
+    sim_checker_queue_follows(queue, piece->clock);
+    sim_clock_release(piece->clock);
+    piece->clock = NULL;
     piece_forget_free(piece);
     piece->asked = asked;
-    piece->state = is_captured ? PIECE_OF_GRAPH : PIECE_LIVE;
-    sim_checker_forget(piece->start, piece->nbytes);
+    piece->state = queue->capture != NULL ? PIECE_OF_GRAPH : PIECE_LIVE;
+    sim_blocks_forget(piece->start, piece->nbytes);
     pool->used += piece->nbytes;
     pool->used_high = pool->used > pool->used_high ? pool->used : pool->used_high;
 }
@@ -395,7 +403,7 @@ cuMemAllocFromPoolAsync(nrm_CUdeviceptr *ptr, size_t nbytes, nrm_CUmemoryPool po
                      : choose(pool, rounded, queue, &piece);
     }
     if (result == NRM_CUDA_SUCCESS) {
-        hand_out(pool, piece, rounded, nbytes, queue->capture != NULL);
+        hand_out(queue, piece, rounded, nbytes);
         *ptr = piece->start;
     }
     return sim_call_end(&call, result);
@@ -423,6 +431,7 @@ sim_pool_free_now(uintptr_t ptr)
     }
     range->pool->used -= piece->nbytes;
     piece->state = PIECE_FREE;
+    sim_checker_forget(piece->start, piece->nbytes); /* the program vouches for it */
     sim_pool_bury(range->pool);
     return NRM_CUDA_SUCCESS;
 }
@@ -441,6 +450,7 @@ free_in_order(struct sim_queue *queue, struct sim_range *range, struct sim_piece
     if (piece->marker == NULL) {
         return NRM_CUDA_ERROR_OUT_OF_MEMORY;
     }
+    sim_clock_join(&piece->clock, piece->marker->clock);
     sim_queue_retain(queue);
     piece->queue = queue;
     piece->state = PIECE_FREED;

@@ -39,7 +39,7 @@ void nrm__in_order_statistics(nrm_resource *mr, nrm_statistics *out);
 void nrm__in_order_finish(nrm_resource *mr);
 
 #define NRM__IN_ORDER_OPS                                                              \
-    .flags = NRM__OPS_MAPPED, .allocate = nrm__in_order_allocate,                      \
+    .flags = NRM__OPS_MAPPED | NRM__OPS_IN_ORDER, .allocate = nrm__in_order_allocate,  \
     .deallocate = nrm__in_order_deallocate, .release_block = nrm__in_order_release,    \
     .renew_block = nrm__driver_block_renew, .trim = nrm__in_order_trim,                \
     .statistics = nrm__in_order_statistics, .finish = nrm__in_order_finish

@@ -338,7 +338,8 @@ TEST_EACH(a_pool_over_it_keeps_every_order, kinds)
         CHECK_EQ(cuda.cuMemsetD8Async(ptr, (unsigned char)i, MIB, handle_of(stream)),
                  NRM_CUDA_SUCCESS);
         give_back(pool, ptr, stream);
-        if (i % 20 == 19) {
+        if (i % 10 == 9) {
+            CHECK_EQ(cuda.cuCtxSynchronize(), NRM_CUDA_SUCCESS);
             CHECK_OK(nrm_resource_trim(pool, 0, NULL));
         }
     }
@@ -347,6 +348,37 @@ TEST_EACH(a_pool_over_it_keeps_every_order, kinds)
     nrm_resource_release(pool);
     nrm_stream_release(streams[0]);
     nrm_stream_release(streams[1]);
+    cuda.cuCtxSetCurrent(NULL);
+    stop(mr);
+}
+
+/* The simulated driver orders a stream behind the free of what it gets, and no more: what a
+   program does not order itself is seen. */
+TEST(a_use_that_the_free_does_not_follow_is_seen)
+{
+    struct nrm_cudasim_config config = simulator_checked();
+    nrm_resource *mr = start_on(&kinds[0], &config, 0);
+    nrm_CUdeviceptr warm = allocate(mr, MIB, NULL);
+    make_current(0);
+    nrm_stream *a = new_stream(), *b = new_stream(), *c = new_stream();
+    give_back(mr, warm, a);
+    for (int is_ordered = 1; is_ordered >= 0; is_ordered--) {
+        nrm_CUdeviceptr ptr = allocate(mr, MIB, a);
+        let_wait_for(handle_of(b), handle_of(a));
+        CHECK_EQ(cuda.cuMemsetD8Async(ptr, 1, MIB, handle_of(b)), NRM_CUDA_SUCCESS);
+        if (is_ordered) {
+            let_wait_for(handle_of(a), handle_of(b));
+        }
+        give_back(mr, ptr, a);
+        ptr = allocate(mr, MIB, is_ordered ? c : a);
+        CHECK_EQ(cuda.cuMemsetD8Async(ptr, 2, MIB, handle_of(is_ordered ? c : a)),
+                 NRM_CUDA_SUCCESS);
+        CHECK_EQ(sim.race_count() != 0, !is_ordered);
+        give_back(mr, ptr, is_ordered ? c : a);
+    }
+    nrm_stream_release(a);
+    nrm_stream_release(b);
+    nrm_stream_release(c);
     cuda.cuCtxSetCurrent(NULL);
     stop(mr);
 }
