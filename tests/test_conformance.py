@@ -33,6 +33,12 @@ KIB, MIB, GIB, PIB = 1 << 10, 1 << 20, 1 << 30, 1 << 50
 KINDS = {name: kind for _, name, kind, _ in _core._resource_rows()}
 SOURCES = [name for name, kind in KINDS.items() if kind != "upstream"]
 OVER = [name for name, kind in KINDS.items() if kind == "upstream"]
+POOLS = {
+    "PoolMemoryResource",
+    "FixedSizeMemoryResource",
+    "BinningMemoryResource",
+    "ArenaMemoryResource",
+}
 PAGEABLE = ("SystemMemoryResource", "SamHeadroomMemoryResource")
 
 # What a class is made with besides what it needs, so that a test is short.
@@ -138,15 +144,6 @@ def machine_for(
         numpy_rmm.trim()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def few_objects_to_collect() -> Iterator[None]:
-    """A request that finds no memory collects garbage: not that of all other tests."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.fixture(scope="module", params=CASES, ids=name_of)
 def case(request: pytest.FixtureRequest) -> tuple[str, str | None]:
     """The class of a resource, and of the source below it."""
@@ -203,6 +200,49 @@ def test_every_argument_that_is_needed_is_known(tmp_path: Path) -> None:
                 needed = parameter.default is parameter.empty
                 if needed and parameter.name != "upstream_mr":
                     assert machine.value(parameter.name) is not None
+
+
+@pytest.mark.parametrize(
+    "each",
+    [case for case in CASES if "CallbackMemoryResource" in case],
+    ids=name_of,
+)
+def test_an_exception_of_a_callback_crosses_it_unchanged(
+    each: tuple[str, str | None], tmp_path: Path
+) -> None:
+    """When a block is taken and when it is given back, with where it came from."""
+
+    class Mine(Exception):
+        pass
+
+    taking, giving = Mine("taking"), Mine("giving")
+    fails = True
+
+    def allocate(nbytes: int, stream: Stream) -> int:
+        if fails:
+            raise taking
+        return machine.host.allocate(nbytes)
+
+    def deallocate(ptr: int, nbytes: int, stream: Stream) -> None:
+        machine.host.deallocate(ptr, nbytes)
+        raise giving
+
+    with machine_for(each, tmp_path) as machine:
+        functions = {"allocate_func": allocate, "deallocate_func": deallocate}
+        with pytest.raises(Mine) as caught:
+            machine.make(*each, **functions).allocate(100)
+        assert caught.value is taking
+        assert caught.traceback[-1].name == "allocate"
+        fails = False
+        if each[0] in POOLS:
+            return  # keeps what was given back
+        resource = machine.make(*each, **functions)
+        ptr = resource.allocate(100)
+        with pytest.raises(Mine) as caught:
+            resource.deallocate(ptr, 100)
+        assert caught.value is giving
+        assert caught.traceback[-1].name == "deallocate"
+        assert resource.statistics().current_count == 0
 
 
 @pytest.mark.skipif(ON_GPU, reason="only the simulator sees what is used too early")
@@ -372,6 +412,7 @@ def test_two_devices(case: tuple[str, str | None], machine: Machine) -> None:
 # ---- the end -------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("resource")  # which skips what cannot be here
 def test_it_dies_with_its_last_reference(
     machine: Machine, case: tuple[str, str | None]
 ) -> None:

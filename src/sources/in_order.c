@@ -256,12 +256,23 @@ give_now(nrm_resource *mr, const struct nrm__block *block, nrm_stream *stream)
     nrm__attach(token);
 }
 
+/* Whether the driver knows the stream by its handle, here and now: that of a per-thread
+   stream means another one in each thread, and after a reset none. */
+static bool
+can_be_named(const nrm_stream *stream)
+{
+    const struct nrm__cuda_stream *created = &stream->created;
+    return nrm__stream_is_here(stream) &&
+           (created->handle == NULL ||
+            nrm__cuda_generation(created->device) == created->generation);
+}
+
 void
 nrm__in_order_deallocate(nrm_resource *mr, const struct nrm__block *block,
                          nrm_stream *stream)
 {
     bool is_mapped = block->record != NULL; /* else it was never handed out */
-    if (stream == NULL && is_mapped) {
+    if (is_mapped && (stream == NULL || !can_be_named(stream))) {
         nrm__retire(block, nrm__epoch_stamp());
         return;
     }

@@ -316,6 +316,51 @@ TEST_EACH(the_first_request_decides_the_device, kinds)
     stop(mr);
 }
 
+/* What the per-thread stream of another thread does is not done because ours is. */
+struct visit {
+    nrm_resource *mr;
+    nrm_CUdeviceptr ptr;
+    nrm_stream *stream;
+};
+
+static void *
+work_on_own_stream(void *argument)
+{
+    struct visit *visit = argument;
+    make_current(0);
+    CHECK_OK(nrm_stream_per_thread(&visit->stream));
+    visit->ptr = allocate(visit->mr, MIB, visit->stream);
+    hold(visit->stream);
+    CHECK_EQ(cuda.cuMemsetD8Async(visit->ptr, 1, MIB, handle_of(visit->stream)),
+             NRM_CUDA_SUCCESS);
+    return NULL;
+}
+
+TEST_EACH(memory_of_another_threads_stream_waits_for_that, kinds)
+{
+    pthread_t thread;
+    struct visit visit = {.mr = start(row)};
+    give_back(visit.mr, allocate(visit.mr, MIB, NULL), NULL);
+    pthread_create(&thread, NULL, work_on_own_stream, &visit);
+    pthread_join(thread, NULL);
+    make_current(0);
+    give_back(visit.mr, visit.ptr, visit.stream);
+    nrm_statistics statistics;
+    CHECK_OK(nrm_resource_statistics(visit.mr, &statistics));
+    CHECK_EQ(statistics.parked_bytes, (int64_t)MIB);
+    nrm_stream *here = NULL;
+    CHECK_OK(nrm_stream_per_thread(&here));
+    nrm_CUdeviceptr next = allocate(visit.mr, MIB, here);
+    CHECK_NE(next, visit.ptr);
+    give_back(visit.mr, next, here);
+    nrm_stream_release(here);
+    nrm_stream_release(visit.stream);
+    cuda.cuCtxSetCurrent(NULL);
+    nrm_resource_release(visit.mr); /* the thread took its held stream along */
+    others = NULL;
+    simulator_check_faults();
+}
+
 /* ---- pools over them ------------------------------------------------------------- */
 
 /* A pool hands the pieces of a segment to any stream, so what it takes must be anybody's,

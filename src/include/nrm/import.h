@@ -106,7 +106,18 @@
     X(record_use, nrm_status, (const void *ptr, nrm_stream *stream))                   \
     X(record_use_on_handle, nrm_status, (const void *ptr, uintptr_t handle))           \
     X(get_current_device_resource, nrm_status, (nrm_resource * *out))                  \
-    X(set_current_device_resource, nrm_status, (nrm_resource * mr))
+    X(set_current_device_resource, nrm_status, (nrm_resource * mr))                    \
+    X(cuda_async_create, nrm_status,                                                   \
+      (const nrm_cuda_async_options *options, nrm_resource **out))                     \
+    X(cuda_async_view_create, nrm_status,                                              \
+      (const nrm_cuda_async_view_options *options, nrm_resource **out))                \
+    X(cuda_async_managed_create, nrm_status,                                           \
+      (const nrm_device_options *options, nrm_resource **out))                         \
+    X(cuda_async_pool_handle, nrm_status, (nrm_resource * mr, uintptr_t *out))         \
+    X(system_create, nrm_status,                                                       \
+      (const nrm_device_options *options, nrm_resource **out))                         \
+    X(sam_headroom_create, nrm_status,                                                 \
+      (const nrm_sam_headroom_options *options, nrm_resource **out))
 
 struct nrm_functions {
     size_t size; /* of the table in the installed numpy_rmm */
