@@ -355,6 +355,10 @@ choose(struct nrm_CUmemPoolHandle_st *pool, size_t nbytes, struct sim_queue *que
     if (*out == NULL) {
         *out = grow(pool, nbytes);
     }
+    if (*out == NULL) { /* a real one maps what is free elsewhere anew */
+        give_back_idle(pool, 0, true);
+        *out = grow(pool, nbytes);
+    }
     if (*out != NULL || is_captured ||
         !allows(pool, NRM_CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES)) {
         return *out != NULL ? NRM_CUDA_SUCCESS : NRM_CUDA_ERROR_OUT_OF_MEMORY;

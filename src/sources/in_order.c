@@ -219,6 +219,25 @@ static const struct nrm__driver_way way = {
     .check = check,
 };
 
+/* Whether memory came back that nobody had a stream for: it is free when ours is done. */
+static bool
+take_back(nrm_resource *mr)
+{
+    struct nrm__cuda_scope scope;
+    const struct nrm__in_order_place *place = living_place(self_of(mr));
+    if (place == NULL || nrm__retired_nbytes(mr) == 0 ||
+        nrm__retired_drain((uint64_t)nrm_option_get(NRM_OPT_WAIT_LIMIT)) == 0) {
+        return false;
+    }
+    void *token = nrm__detach();
+    if (nrm__cuda_enter_existing(nrm_resource_device(mr), &scope) == NRM_OK) {
+        (void)scope.driver->cuStreamSynchronize(place->stream.handle);
+        nrm__cuda_leave(&scope);
+    }
+    nrm__attach(token);
+    return true;
+}
+
 nrm_status
 nrm__in_order_allocate(nrm_resource *mr, const struct nrm__request *request,
                        struct nrm__block *out)
@@ -226,8 +245,7 @@ nrm__in_order_allocate(nrm_resource *mr, const struct nrm__request *request,
     struct call call = {self_of(mr), request->stream};
     (void)nrm__retired_drain(0);
     nrm_status status = nrm__driver_block_allocate(mr, &way, &call, request, out);
-    if (status == NRM_OUT_OF_MEMORY && nrm__retired_nbytes(mr) != 0 &&
-        nrm__retired_drain((uint64_t)nrm_option_get(NRM_OPT_WAIT_LIMIT)) != 0) {
+    if (status == NRM_OUT_OF_MEMORY && take_back(mr)) {
         status = nrm__driver_block_allocate(mr, &way, &call, request, out);
     }
     return status;

@@ -201,6 +201,43 @@ TEST_EACH(a_caller_without_a_stream_waits_for_nobody_and_is_waited_for, kinds)
     stop(mr);
 }
 
+/* Also when the driver had to make our stream wait for another one's free. */
+TEST_EACH(what_comes_without_a_stream_is_anybodys, kinds)
+{
+    struct nrm_cudasim_config config = simulator_checked();
+    config.memory_nbytes = 64 * MIB;
+    nrm_resource *mr = start_on(row, &config, 0);
+    CHECK_OK(nrm__cuda_init(NULL));
+    make_current(0);
+    nrm_stream *a = new_stream(), *b = new_stream();
+    for (int i = 0; i < 8; i++) {
+        nrm_CUdeviceptr ptr = allocate(mr, 40 * MIB, a);
+        CHECK_EQ(cuda.cuMemsetD8Async(ptr, 1, 40 * MIB, handle_of(a)),
+                 NRM_CUDA_SUCCESS);
+        give_back(mr, ptr, a);
+        ptr = allocate(mr, 40 * MIB, NULL);
+        CHECK_EQ(cuda.cuMemsetD8Async(ptr, 2, 40 * MIB, handle_of(b)),
+                 NRM_CUDA_SUCCESS);
+        give_back(mr, ptr, b);
+    }
+    CHECK_EQ(simulator_tell_races(), 0u);
+    nrm_stream_release(a);
+    nrm_stream_release(b);
+    cuda.cuCtxSetCurrent(NULL);
+    stop(mr);
+}
+
+TEST_EACH(a_full_device_waits_for_what_was_freed_without_a_stream, kinds)
+{
+    struct nrm_cudasim_config config = simulator_config();
+    config.memory_nbytes = 64 * MIB;
+    nrm_resource *mr = start_on(row, &config, 0);
+    for (int i = 0; i < 4; i++) {
+        give_back(mr, allocate(mr, 60 * MIB, NULL), NULL);
+    }
+    stop(mr);
+}
+
 TEST_EACH(too_much_is_refused_and_the_rest_still_served, kinds)
 {
     void *ptr = NULL;
