@@ -45,9 +45,9 @@ PAGEABLE = ("SystemMemoryResource", "SamHeadroomMemoryResource")
 SMALL: dict[str, dict[str, Any]] = {
     "FixedSizeMemoryResource": {"block_size": "4 MiB", "blocks_to_preallocate": 2},
     "BinningMemoryResource": {"min_size_exponent": 10, "max_size_exponent": 13},
-    "ArenaMemoryResource": {"arena_size": "128 MiB"},
+    "ArenaMemoryResource": {"arena_size": "48 MiB"},
 }
-LARGEST = {"FixedSizeMemoryResource": 4 * MIB, "ArenaMemoryResource": 96 * MIB}
+LARGEST = {"FixedSizeMemoryResource": 4 * MIB, "ArenaMemoryResource": 32 * MIB}
 
 CASES = [(name, None) for name in SOURCES] + list(itertools.product(OVER, SOURCES))
 
