@@ -164,7 +164,6 @@ _Static_assert(sizeof(void *) == 8, "the CUDA driver exists on 64-bit hosts only
     X(CU_MEM_HANDLE_TYPE_NONE, 0)                                                      \
     X(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 1)                                     \
     X(CU_MEM_HANDLE_TYPE_FABRIC, 8)                                                    \
-    X(CU_MEM_LOCATION_TYPE_NONE, 0)                                                    \
     X(CU_MEM_LOCATION_TYPE_DEVICE, 1)                                                  \
     X(CU_MEM_LOCATION_TYPE_HOST, 2)                                                    \
     X(CU_MEM_ACCESS_FLAGS_PROT_NONE, 0)                                                \
@@ -344,7 +343,6 @@ typedef struct nrm_CUmemPoolProps {
     unsigned short usage; /* before 12.8 reserved, and 0 */
     unsigned char reserved[54];
 } nrm_CUmemPoolProps;
-
 typedef struct nrm_CUgraphEdgeData nrm_CUgraphEdgeData; /* nobody here looks into it */
 
 /* clang-format off */
@@ -451,8 +449,8 @@ typedef struct nrm_CUgraphEdgeData nrm_CUgraphEdgeData; /* nobody here looks int
       nrm_CUresult, (nrm_CUmemoryPool *pool, nrm_CUmemLocation *location,              \
                      nrm_CUmemAllocationType type))                                    \
     X(cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync, 11020, 0,                      \
-      nrm_CUresult, (nrm_CUdeviceptr *ptr, size_t nbytes,                              \
-                     nrm_CUmemoryPool pool, nrm_CUstream stream))                      \
+      nrm_CUresult, (nrm_CUdeviceptr *ptr, size_t nbytes, nrm_CUmemoryPool pool,       \
+                     nrm_CUstream stream))                                             \
     X(cuMemFreeAsync, cuMemFreeAsync, 11020, 0,                                        \
       nrm_CUresult, (nrm_CUdeviceptr ptr, nrm_CUstream stream))                        \
     X(cuMemAdvise, cuMemAdvise_v2, 12020, 0,                                           \
@@ -548,9 +546,9 @@ typedef struct nrm_CUgraphEdgeData nrm_CUgraphEdgeData; /* nobody here looks int
     X(cuDeviceGetDefaultMemPool, cuDeviceGetDefaultMemPool, 11020, 0,                  \
       nrm_CUresult, (nrm_CUmemoryPool *pool, nrm_CUdevice device))                     \
     X(cuMemRangeGetAttribute, cuMemRangeGetAttribute, 8000, 1,                         \
-      nrm_CUresult, (void *value, size_t nbytes_value,                                 \
-                     nrm_CUmem_range_attribute attribute,                              \
-                     nrm_CUdeviceptr ptr, size_t nbytes))                              \
+      nrm_CUresult, (void *value, size_t value_nbytes,                                 \
+                     nrm_CUmem_range_attribute attribute, nrm_CUdeviceptr ptr,         \
+                     size_t nbytes))                                                   \
     X(cuMemcpyHtoD, cuMemcpyHtoD_v2, 3020, 1,                                          \
       nrm_CUresult, (nrm_CUdeviceptr dst, const void *src, size_t nbytes))             \
     X(cuMemcpyDtoH, cuMemcpyDtoH_v2, 3020, 1,                                          \

@@ -137,6 +137,47 @@ make_limiting(nrm_resource *upstream, nrm_resource **out)
     return nrm_limiting_create(upstream, &options, out);
 }
 
+nrm_status
+make_aligned(nrm_resource *upstream, nrm_resource **out)
+{
+    return nrm_aligned_create(upstream, NULL, out);
+}
+
+nrm_status
+make_prefetch(nrm_resource *upstream, nrm_resource **out)
+{
+    return nrm_prefetch_create(upstream, out);
+}
+
+static nrm_status
+give_up(void *context, size_t nbytes, bool *out_retry)
+{
+    *out_retry = false;
+    return NRM_OK;
+}
+
+nrm_status
+make_failure_callback(nrm_resource *upstream, nrm_resource **out)
+{
+    nrm_failure_callback_options options = NRM_OPTIONS(nrm_failure_callback_options);
+    options.callback = give_up;
+    return nrm_failure_callback_create(upstream, &options, out);
+}
+
+nrm_status
+make_tracking(nrm_resource *upstream, nrm_resource **out)
+{
+    return nrm_tracking_create(upstream, NULL, out);
+}
+
+nrm_status
+make_logging(nrm_resource *upstream, nrm_resource **out)
+{
+    nrm_logging_options options = NRM_OPTIONS(nrm_logging_options);
+    options.path = "/dev/null";
+    return nrm_logging_create(upstream, &options, out);
+}
+
 static const struct row {
     const char *name;
     make_fn *make;

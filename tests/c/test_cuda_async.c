@@ -253,24 +253,6 @@ TEST_EACH(too_much_is_refused_and_the_rest_still_served, kinds)
     stop(mr);
 }
 
-TEST_EACH(alignments_are_honoured, kinds)
-{
-    static const size_t alignments[] = {1, 64, 256, 512, 4096, 64 * 1024, 2 << 20};
-    void *ptr[7];
-    nrm_resource *mr = start(row);
-    for (int i = 0; i < 7; i++) {
-        REQUIRE_OK(nrm_resource_allocate(mr, 100 + i, alignments[i],
-                                         i % 2 ? nrm_stream_default() : NULL, &ptr[i]));
-        CHECK_ALIGNED(ptr[i], alignments[i]);
-    }
-    for (int i = 0; i < 7; i++) {
-        CHECK_OK(nrm_resource_deallocate(mr, ptr[i], 0, nrm_stream_default()));
-        CHECK_STATUS(nrm_resource_deallocate(mr, ptr[i], 0, nrm_stream_default()),
-                     NRM_NOT_OWNED);
-    }
-    stop(mr);
-}
-
 TEST_EACH(a_reset_loses_the_memory_and_the_next_request_has_a_pool, kinds)
 {
     if (row->create == create_view) {
