@@ -328,12 +328,49 @@ def test_a_copy_of_such_a_tensor_is_of_the_current_resource(
     assert pool.statistics().current_count == 0
 
 
+def test_tensors_of_the_same_memory(exchange: Exchange) -> None:
+    memory = to_device(np.arange(40, dtype="i4"))
+    tensors = [Foreign(memory.ptr + offset) for offset in (0, 0, 8)]
+    arrays = [give(exchange, byref(foreign.managed)) for foreign in tensors]
+    for i in (0, 2, 1):  # in any order
+        arrays[i] = None
+        assert [x.n_deleted for x in tensors] == [int(x is None) for x in arrays]
+
+
+@pytest.mark.parametrize(("device_type", "kind"), [(3, "pinned"), (13, "managed")])
+def test_a_tensor_that_the_host_can_read(
+    exchange: Exchange, device_type: int, kind: str
+) -> None:
+    memory = to_device(np.arange(40, dtype="i4"), mr=numpy_rmm.registry[kind])
+    foreign = Foreign(memory.ptr, device_type=device_type)
+    array = give(exchange, byref(foreign.managed))
+    assert array.mr.kind == kind
+    assert array.__dlpack_device__() == memory.__dlpack_device__()
+    assert (array.copy_to_host()[0] == [0, 2, 4, 6]).all()
+    del array
+    assert foreign.n_deleted == 1
+
+
+def test_the_buffer_of_a_tensor_moves_when_it_grows(
+    exchange: Exchange, pool: mr.MemoryResource
+) -> None:
+    memory = to_device(np.arange(40, dtype="i4"))
+    mr.set_current_device_resource(pool)
+    foreign = Foreign(memory.ptr)
+    base = give(exchange, byref(foreign.managed)).base
+    assert base.size == 92
+    base.resize(1000)
+    mr.set_current_device_resource(None)
+    assert foreign.n_deleted == 1
+    assert pool.statistics().current_bytes == 1000
+    assert base.tobytes()[:92] == np.arange(23, dtype="i4").tobytes()
+
+
 def test_a_tensor_of_nothing(exchange: Exchange) -> None:
     foreign = Foreign(0x1000)
     foreign.shape[0] = 0
     array = give(exchange, byref(foreign.managed))
     assert (array.shape, array.size, array.ptr) == ((0, 4), 0, 0)
-    del array
     assert foreign.n_deleted == 1
 
 

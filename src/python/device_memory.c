@@ -141,13 +141,21 @@ device_memory_let_wait(const struct device_memory *self, uintptr_t handle)
     return status;
 }
 
-/* A callback resource runs Python code here: what that raises has nowhere to go. */
+/* A callback resource runs Python code here, and so may another library: what that raises has
+   nowhere to go. */
 static void
 deallocate(struct device_memory *self)
 {
     PyObject *pending = PyErr_Occurred() ? compat_take_error() : NULL;
-    nrm_status status =
-        nrm_resource_deallocate(self->mr, self->ptr, self->nbytes, self->stream);
+    nrm_status status = NRM_OK;
+    if (self->tensor != NULL) {
+        dlpack_drop(self->tensor);
+        self->tensor = NULL;
+    }
+    else {
+        status =
+            nrm_resource_deallocate(self->mr, self->ptr, self->nbytes, self->stream);
+    }
     if (PyErr_Occurred()) {
         PyErr_WriteUnraisable(NULL);
     }

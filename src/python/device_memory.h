@@ -9,6 +9,7 @@
 
 #include "nrm/resource.h"
 #include "nrm/stream.h"
+#include "python/dlpack_layout.h"
 #include "python/state.h"
 
 struct device_memory {
@@ -19,6 +20,8 @@ struct device_memory {
     nrm_stream *stream;      /* owned: it is given back behind the work of this one */
     PyObject *stream_object; /* its Stream, owned; NULL: made when it is asked for */
     int device;              /* ordinal; NRM_DEVICE_NONE: not known */
+    struct dlpack_versioned
+        *tensor; /* owned: another library's, whose memory it is; NULL: of mr */
 };
 
 /*

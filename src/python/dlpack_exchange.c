@@ -11,13 +11,11 @@
 
 #include "python/dlpack_exchange.h"
 
-#include "nrm/registry.h"
 #include "python/c_api.h"
 #include "python/device_array.h"
 #include "python/dlpack_array.h"
 #include "python/dlpack_import.h"
 #include "python/errors.h"
-#include "python/memory_resource.h"
 
 static struct module_state *
 state_for(PyObject *object, bool *out_is_array)
@@ -152,37 +150,9 @@ to_object(struct dlpack_versioned *tensor, void **out)
 /* ---- new ones ---- */
 
 static PyObject *
-resource_for(struct module_state *state, const struct dlpack_tensor *like)
-{
-    nrm_resource *mr;
-    nrm_status status = NRM_NOT_SUPPORTED;
-    switch (like->device_type) {
-    case DLPACK_ON_DEVICE:
-        status = nrm_get_per_device_resource(like->device_id, &mr);
-        break;
-    case DLPACK_PAGE_LOCKED:
-        status = nrm_registry_get("pinned", &mr);
-        break;
-    case DLPACK_MANAGED:
-        status = nrm_registry_get("managed", &mr);
-        break;
-    default:
-        PyErr_Format(PyExc_BufferError, "there is no memory of DLPack device (%d, %d)",
-                     (int)like->device_type, (int)like->device_id);
-        return NULL;
-    }
-    if (status != NRM_OK) {
-        return errors_raise(state, status);
-    }
-    PyObject *object = memory_resource_wrap(state, mr);
-    nrm_resource_release(mr);
-    return object;
-}
-
-static PyObject *
 make_like(struct module_state *state, const struct dlpack_tensor *like)
 {
-    PyObject *mr = resource_for(state, like);
+    PyObject *mr = dlpack_resource_for(state, like);
     PyArray_Descr *dtype = mr == NULL ? NULL : dlpack_dtype_of(like->type);
     PyObject *array = dtype == NULL
                           ? NULL

@@ -1,112 +1,22 @@
 /*
  * A tensor of another library as a DeviceArray.
  *
- * Its memory is a resource of its own, which has it to give once: so it goes back, and the
- * library is told, by the ordinary way of a buffer, and a buffer over it knows its resource,
- * its stream and its device as every other. What else is asked of that resource, a copy of the
- * array or a larger buffer, is the current resource's to give.
+ * A buffer over its memory keeps the tensor, and lets go of it in place of giving the memory
+ * back. Nothing of it is in the block map: another tensor may stand for the same memory, and
+ * it may be ours in the end. What else is asked of the buffer, a copy or more room, is of the
+ * resource that new memory of its kind would be of.
  */
 #include "python/numpy_api.h"
 
 #include "python/dlpack_import.h"
 
 #include "base/error.h"
-#include "core/nodes.h"
 #include "nrm/registry.h"
 #include "nrm/sources.h"
 #include "python/device_array.h"
 #include "python/dlpack_array.h"
 #include "python/errors.h"
 #include "python/memory_resource.h"
-
-/* ---- the resource ---- */
-
-struct foreign {
-    struct dlpack_versioned *tensor; /* owned; NULL: gone */
-    void *data;
-    nrm_resource *behind; /* owned: for everything else */
-    bool is_given;
-};
-
-static nrm_status
-foreign_allocate(void *context, size_t nbytes, size_t alignment, nrm_stream *stream,
-                 void **out)
-{
-    struct foreign *self = context;
-    if (self->is_given) {
-        return nrm_resource_allocate(self->behind, nbytes, alignment, stream, out);
-    }
-    self->is_given = true;
-    *out = self->data;
-    return NRM_OK;
-}
-
-static void
-delete_tensor(struct foreign *self)
-{
-    struct dlpack_versioned *tensor = self->tensor;
-    self->tensor = NULL;
-    if (tensor != NULL) {
-        dlpack_drop(tensor);
-    }
-}
-
-static nrm_status
-foreign_deallocate(void *context, void *ptr, size_t nbytes, nrm_stream *stream)
-{
-    struct foreign *self = context;
-    if (self->tensor == NULL || ptr != self->data) {
-        return nrm_resource_deallocate(self->behind, ptr, nbytes, stream);
-    }
-    delete_tensor(self);
-    return NRM_OK;
-}
-
-static void
-foreign_destroy(void *context)
-{
-    struct foreign *self = context;
-    delete_tensor(self);
-    nrm_resource_release(self->behind);
-    nrm__node_deallocate(self, sizeof *self);
-}
-
-static nrm_kind
-kind_of(int32_t device_type)
-{
-    return device_type == DLPACK_PAGE_LOCKED ? NRM_KIND_PINNED
-           : device_type == DLPACK_MANAGED   ? NRM_KIND_MANAGED
-                                             : NRM_KIND_DEVICE;
-}
-
-/* Owns the tensor from success on. */
-static nrm_status
-make_resource(struct dlpack_versioned *tensor, nrm_resource **out)
-{
-    struct foreign *self = nrm__node_allocate(sizeof *self);
-    if (self == NULL) {
-        return nrm__error(NRM_OUT_OF_MEMORY, "no memory to describe a tensor");
-    }
-    self->tensor = tensor;
-    self->data = (char *)tensor->tensor.data + tensor->tensor.byte_offset;
-    nrm_callback_options options = NRM_OPTIONS(nrm_callback_options);
-    options.kind = kind_of(tensor->tensor.device_type);
-    options.allocate = foreign_allocate;
-    options.deallocate = foreign_deallocate;
-    options.destroy = foreign_destroy;
-    options.context = self;
-    options.calls_user_code = true; /* a deleter may */
-    nrm_status status =
-        nrm_get_per_device_resource(tensor->tensor.device_id, &self->behind);
-    if (status == NRM_OK) {
-        status = nrm_callback_create(&options, out);
-    }
-    if (status != NRM_OK) {
-        nrm_resource_release(self->behind);
-        nrm__node_deallocate(self, sizeof *self);
-    }
-    return status;
-}
 
 /* One that cannot be used: an error is set, and stays. */
 static void
@@ -119,46 +29,78 @@ refuse(struct dlpack_versioned *tensor)
 
 /* ---- its buffer ---- */
 
-static PyObject *
-make_buffer(struct module_state *state, PyObject *mr, size_t nbytes, int device)
+static nrm_status
+find_resource(const struct dlpack_tensor *like, nrm_resource **out)
 {
-    PyTypeObject *type = state->device_buffer_type;
-    struct device_buffer *self = device_buffer_from(type->tp_alloc(type, 0));
-    void *ptr;
-    if (self == NULL || device_memory_init(state, &self->memory, NULL, mr) < 0) {
-        Py_XDECREF(self);
-        return NULL;
+    nrm_device_options options = NRM_OPTIONS(nrm_device_options);
+    switch (like->device_type) {
+    case DLPACK_PAGE_LOCKED:
+        return nrm_registry_get("pinned", out);
+    case DLPACK_MANAGED:
+        return nrm_registry_get("managed", out);
+    default:
+        break;
     }
-    nrm_status status =
-        nrm_resource_allocate(self->memory.mr, nbytes, 1, self->memory.stream, &ptr);
-    if (status != NRM_OK) {
-        Py_DECREF(self);
-        return errors_raise(state, status);
+    NRM_TRY(nrm_get_per_device_resource(like->device_id, out));
+    if (nrm_resource_kind(*out) == NRM_KIND_DEVICE) {
+        return NRM_OK;
     }
-    self->memory.ptr = ptr;
-    self->memory.nbytes = nbytes;
-    self->memory.device = device;
-    self->nbytes = nbytes;
-    return (PyObject *)self;
+    nrm_resource_release(
+        *out); /* it would be shown as another kind than was asked for */
+    options.set_device = true;
+    options.device = like->device_id;
+    return nrm_device_create(&options, out);
 }
 
+PyObject *
+dlpack_resource_for(struct module_state *state, const struct dlpack_tensor *like)
+{
+    nrm_resource *mr;
+    if (like->device_type != DLPACK_ON_DEVICE &&
+        like->device_type != DLPACK_PAGE_LOCKED &&
+        like->device_type != DLPACK_MANAGED) {
+        PyErr_Format(PyExc_BufferError,
+                     "memory of DLPack device (%d, %d) is none that a CUDA device can "
+                     "use",
+                     (int)like->device_type, (int)like->device_id);
+        return NULL;
+    }
+    nrm_status status = find_resource(like, &mr);
+    if (status != NRM_OK) {
+        return errors_raise(state, status);
+    }
+    PyObject *object = memory_resource_wrap(state, mr);
+    nrm_resource_release(mr);
+    return object;
+}
+
+/* Owns the tensor from success on. */
 static PyObject *
 make_base(struct module_state *state, struct dlpack_versioned *tensor, size_t nbytes)
 {
-    nrm_resource *resource;
-    bool is_shared = tensor->tensor.device_type != DLPACK_ON_DEVICE;
-    int device = is_shared ? NRM_DEVICE_NONE : tensor->tensor.device_id;
-    nrm_status status = make_resource(tensor, &resource);
-    if (status != NRM_OK) {
-        (void)errors_raise(state, status);
-        refuse(tensor);
+    const struct dlpack_tensor *place = &tensor->tensor;
+    PyTypeObject *type = state->device_buffer_type;
+    PyObject *mr = dlpack_resource_for(state, place);
+    struct device_buffer *self =
+        mr == NULL ? NULL : device_buffer_from(type->tp_alloc(type, 0));
+    if (self != NULL && device_memory_init(state, &self->memory, NULL, mr) < 0) {
+        Py_CLEAR(self);
+    }
+    Py_XDECREF(mr);
+    if (self == NULL) {
         return NULL;
     }
-    PyObject *mr = memory_resource_wrap(state, resource);
-    nrm_resource_release(resource);
-    PyObject *base = mr == NULL ? NULL : make_buffer(state, mr, nbytes, device);
-    Py_XDECREF(mr);
-    return base;
+    bool is_on_device = place->device_type == DLPACK_ON_DEVICE;
+    self->memory.device = is_on_device ? place->device_id : NRM_DEVICE_NONE;
+    if (nbytes == 0) {
+        dlpack_drop(tensor); /* there is nothing to keep */
+        return (PyObject *)self;
+    }
+    self->memory.ptr = (char *)place->data + place->byte_offset;
+    self->memory.nbytes = nbytes;
+    self->memory.tensor = tensor;
+    self->nbytes = nbytes;
+    return (PyObject *)self;
 }
 
 /* ---- its shape ---- */
@@ -166,23 +108,13 @@ make_base(struct module_state *state, struct dlpack_versioned *tensor, size_t nb
 static int
 check(const struct dlpack_versioned *tensor)
 {
-    const struct dlpack_tensor *place = &tensor->tensor;
-    if (place->device_type != DLPACK_ON_DEVICE &&
-        place->device_type != DLPACK_PAGE_LOCKED &&
-        place->device_type != DLPACK_MANAGED) {
-        PyErr_Format(PyExc_BufferError,
-                     "memory of DLPack device (%d, %d) is none that a CUDA device can "
-                     "use",
-                     (int)place->device_type, (int)place->device_id);
-        return -1;
-    }
     if ((tensor->flags & DLPACK_IS_READ_ONLY) != 0) {
         PyErr_SetString(PyExc_BufferError, "a DeviceArray cannot be read-only");
         return -1;
     }
-    if (place->n_dims > DLPACK_MAX_DIMS) {
+    if (tensor->tensor.n_dims > DLPACK_MAX_DIMS) {
         PyErr_Format(PyExc_BufferError, "%d dimensions are too many",
-                     (int)place->n_dims);
+                     (int)tensor->tensor.n_dims);
         return -1;
     }
     return 0;
@@ -241,7 +173,7 @@ find_own_base(struct module_state *state, const struct dlpack_versioned *tensor)
     return base;
 }
 
-/* Steals the tensor. */
+/* Owns the tensor from success on. */
 static PyObject *
 find_base(struct module_state *state, struct dlpack_versioned *tensor, size_t nbytes)
 {
@@ -275,6 +207,7 @@ import_as(struct module_state *state, struct dlpack_versioned *tensor,
     PyObject *base = find_base(state, tensor, nbytes);
     if (base == NULL) {
         Py_DECREF(view);
+        refuse(tensor);
         return NULL;
     }
     return device_array_over(state, view, base);

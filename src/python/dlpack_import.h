@@ -11,4 +11,9 @@
    is returned with an error set). */
 PyObject *dlpack_import(struct module_state *state, struct dlpack_versioned *tensor);
 
+/* The resource that new memory at the place of `like` is of: a new reference, or NULL with an
+   error set. */
+PyObject *dlpack_resource_for(struct module_state *state,
+                              const struct dlpack_tensor *like);
+
 #endif
