@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from numpy_rmm import _core
 from numpy_rmm._core import (
     DEFAULT_STREAM,
     AlignedResourceAdaptor,
@@ -42,6 +43,7 @@ from numpy_rmm._core import (
 from numpy_rmm._reinitialize import is_initialized
 
 DeviceMemoryResource = MemoryResource  # as RMM calls the root class
+_flush_logs = _core._log_drain  # the same
 
 __all__ = [
     "DEFAULT_STREAM",

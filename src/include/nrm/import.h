@@ -117,7 +117,25 @@
     X(system_create, nrm_status,                                                       \
       (const nrm_device_options *options, nrm_resource **out))                         \
     X(sam_headroom_create, nrm_status,                                                 \
-      (const nrm_sam_headroom_options *options, nrm_resource **out))
+      (const nrm_sam_headroom_options *options, nrm_resource **out))                   \
+    X(aligned_create, nrm_status,                                                      \
+      (nrm_resource * upstream, const nrm_aligned_options *options,                    \
+       nrm_resource **out))                                                            \
+    X(prefetch_create, nrm_status, (nrm_resource * upstream, nrm_resource * *out))     \
+    X(failure_callback_create, nrm_status,                                             \
+      (nrm_resource * upstream, const nrm_failure_callback_options *options,           \
+       nrm_resource **out))                                                            \
+    X(tracking_create, nrm_status,                                                     \
+      (nrm_resource * upstream, const nrm_tracking_options *options,                   \
+       nrm_resource **out))                                                            \
+    X(tracking_get_allocated, nrm_status, (nrm_resource * mr, size_t *out_nbytes))     \
+    X(tracking_describe, nrm_status,                                                   \
+      (nrm_resource * mr, char *out, size_t size, size_t *out_size))                   \
+    X(logging_create, nrm_status,                                                      \
+      (nrm_resource * upstream, const nrm_logging_options *options,                    \
+       nrm_resource **out))                                                            \
+    X(logging_flush, nrm_status, (nrm_resource * mr))                                  \
+    X(logging_get_path, nrm_status, (nrm_resource * mr, char *out, size_t size))
 
 struct nrm_functions {
     size_t size; /* of the table in the installed numpy_rmm */

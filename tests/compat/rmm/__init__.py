@@ -7,7 +7,6 @@ from types import ModuleType
 import numpy_rmm
 from numpy_rmm import *  # noqa: F403
 from numpy_rmm import allocators, statistics
-from numpy_rmm._logging import _flush_logs
 
 with contextlib.suppress(ImportError):  # tests that want it are for a GPU
     from cuda.bindings import runtime
@@ -24,7 +23,8 @@ def _module(name: str, *sources: ModuleType, **names: object) -> ModuleType:
     return module
 
 
-mr = _module("mr", numpy_rmm.mr, experimental=numpy_rmm.mr)
+flush = numpy_rmm.mr._flush_logs
+mr = _module("mr", numpy_rmm.mr, experimental=numpy_rmm.mr, _flush_logs=flush)
 pylibrmm = _module(
     "pylibrmm",
     numpy_rmm,
@@ -37,7 +37,7 @@ pylibrmm = _module(
         "pylibrmm.memory_resource",
         mr,
         _memory_resource=_module(
-            "pylibrmm.memory_resource._memory_resource", mr, _flush_logs=_flush_logs
+            "pylibrmm.memory_resource._memory_resource", mr, _flush_logs=flush
         ),
     ),
     stream=_module("pylibrmm.stream", numpy_rmm),
