@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from os import PathLike
 from typing import Any, ParamSpec, SupportsIndex, TypeVar
 
 from numpy_rmm import _core
@@ -53,7 +54,7 @@ def reinitialize(
     maximum_pool_size: _Size | None = None,
     devices: SupportsIndex | Iterable[int] | None = 0,
     logging: bool = False,
-    log_file_name: str | None = None,
+    log_file_name: str | PathLike[str] | None = None,
 ) -> None:
     """Give devices new current resources, and all others their default back.
 
@@ -74,7 +75,7 @@ def reinitialize(
         Ordinals. None: 0.
     logging : bool
         Whether requests and frees are written to a file.
-    log_file_name : str, optional
+    log_file_name : str or os.PathLike, optional
         Its name, to which ``.dev`` and the ordinal are added before the extension.
         None: that of the option ``log_file``.
 
@@ -129,7 +130,7 @@ def reinitialize(
         if pool_allocator:
             mr = _core.PoolMemoryResource(mr, *sizes)
         if logging:
-            mr = _logged(mr, log_file_name)
+            mr = _core.LoggingResourceAdaptor(mr, log_file_name)
         _core.set_per_device_resource(device, mr)
         logger.info("the current resource of device %s is %r", device, mr)
 
@@ -157,14 +158,6 @@ def _source(managed_memory: bool, device: SupportsIndex) -> MemoryResource:
     if managed_memory:
         return _core.ManagedMemoryResource(device=device)
     return _core.CudaMemoryResource(device=device)
-
-
-def _logged(mr: MemoryResource, log_file_name: str | None) -> MemoryResource:
-    adaptor: Any = getattr(_core, "LoggingResourceAdaptor", None)
-    if adaptor is None:
-        raise NotImplementedError("this version cannot write requests to a file")
-    logged: MemoryResource = adaptor(mr, log_file_name)
-    return logged
 
 
 def is_initialized() -> bool:

@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from logging.handlers import MemoryHandler
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -187,6 +188,29 @@ def test_what_has_an_upstream_has_a_class() -> None:
     assert issubclass(mr.UpstreamResourceAdaptor, mr.DeviceMemoryResource)
     with pytest.raises(TypeError, match="has no constructor"):
         mr.UpstreamResourceAdaptor(pool)  # type: ignore[call-arg]
+
+
+def test_requests_are_logged_in_a_file_of_each_device(tmp_path: Path) -> None:
+    with simulate_cuda(devices=2):
+        reinitialize(
+            True, devices=[0, 1], logging=True, log_file_name=tmp_path / "a.csv"
+        )
+        names = numpy_rmm.get_log_filenames()
+        for device in (0, 1):
+            logged = mr.get_per_device_resource(device)
+            assert type(logged.upstream) is mr.PoolMemoryResource
+            logged.deallocate(logged.allocate(1000), 1000)
+            assert names[device] == str(tmp_path / f"a.dev{device}.csv")
+        numpy_rmm._logging._flush_logs()
+        for device in (0, 1):
+            assert ",allocate," in (tmp_path / f"a.dev{device}.csv").read_text()
+        numpy_rmm._core._reset_device_resources()
+
+
+def test_a_log_wants_a_name() -> None:
+    with pytest.raises(ValueError, match="log_file"):
+        reinitialize(logging=True)
+    assert mr.get_current_device_resource_type() is mr.PoolMemoryResource  # default
 
 
 def test_it_is_initialized_where_cuda_is() -> None:
