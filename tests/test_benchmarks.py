@@ -311,6 +311,7 @@ def test_what_targets_ask_for_is_measured_in_one_go(
     assert [(table["suite"], table["key"]) for table in record["tables"]] == [
         ("core", "pair"),
         ("device", "c_pair"),
+        ("device_python", "pair"),
         ("pinned", "c_pair"),
     ]
     paths = {row["path"] for row in record["targets"]}

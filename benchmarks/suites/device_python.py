@@ -17,7 +17,8 @@ from typing import Any
 from _bench import KIB, MIB
 from _gpu import OURS, Machine, simulated
 from _gpu_suite import CSuite, Suite, c_table
-from _suite import Measured, Run, Table, reason
+from _progress import CannotRun
+from _suite import Measured, Run, Settings, Table, reason
 
 __all__ = ["CASES", "PEERS", "run", "timed"]
 
@@ -90,6 +91,14 @@ def our_wrap(machine: Machine) -> Statement:
     from numpy_rmm import Stream
 
     return "make(x)", {"make": Stream, "x": Foreign(*machine.streams(1))}
+
+
+def our_wrap_of_cupy(machine: Machine) -> Statement:
+    import cupy
+
+    from numpy_rmm import Stream
+
+    return "make(x)", {"make": Stream, "x": cupy.cuda.Stream()}
 
 
 def protocol_alone(machine: Machine) -> Statement:
@@ -227,7 +236,12 @@ WAYS: dict[str, dict[str, Maker]] = {
         "rmm": rmm_stream,
         "cupy": cupy_stream,
     },
-    "wrap": {OURS: our_wrap, ALONE: protocol_alone, "rmm": rmm_wrap},
+    "wrap": {
+        OURS: our_wrap,
+        "cupy's by numpy_rmm": our_wrap_of_cupy,
+        ALONE: protocol_alone,
+        "rmm": rmm_wrap,
+    },
 }
 TITLES = {
     "buffer": "A buffer of 64 KiB made and dropped",
@@ -252,7 +266,7 @@ def timed(case: str, way: str, n_samples: int) -> Measured:
 
 
 def is_here(way: str, peers: dict[str, str]) -> bool:
-    word = way.partition(" ")[0]
+    word = way.partition(" ")[0].removesuffix("'s")
     return way in (DRIVER, ALONE) or word == OURS or word in peers
 
 
@@ -287,7 +301,17 @@ def c_current(run: Run) -> Table:
     return c_table(suite, "c_current", title, "ns", {OURS: ("device", {})}, fill)
 
 
+def require_gpu(settings: Settings) -> None:
+    key = "device_python"
+    if key not in settings.works:
+        found = settings.new_process("device_python", "timed", "buffer", OURS, 1)
+        settings.works[key] = found.get("error", "works")
+    if settings.works[key] != "works":
+        raise CannotRun(f"this suite needs a GPU: {settings.works[key]}")
+
+
 def run(run: Run) -> None:
+    require_gpu(run.settings)
     for case in CASES:
         if run.settings.wants(case):
             run.done(c_current(run) if case == "c_current" else python_table(run, case))
