@@ -9,7 +9,8 @@ is changed. Without --gpu the simulated driver runs, and the files that want Num
 CuPy, PyTorch or CUDA's own bindings are left out.
 
 What is known to fail stands in README.md, with the reason. The status is 0 when nothing
-else failed, nothing of it passed, and 95 of 100 tests that ran have passed.
+else failed, nothing of it passed, and 95 of 100 tests that ran have passed (90 on the
+simulator, where few can run).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).resolve().parent
-SHARE = 0.95
+SHARE = {"GPU": 0.95, "simulator": 0.90}  # of 33 there two differ on purpose
 NOT_HERE = {"cuda", "cupy", "numba", "torch"}  # packages that want a real driver
 ROW = re.compile(r"^\| `(?P<test>[^`]+)` \| (?P<where>\w+) \| (?P<reason>.+) \|$")
 
@@ -150,7 +151,7 @@ def run(folder: Path, files: list[Path], arguments: list[str]) -> Outcomes:
 # ---- what it means -------------------------------------------------------------------
 
 
-def judge(outcomes: Outcomes, known: list[Known]) -> list[str]:
+def judge(outcomes: Outcomes, known: list[Known], least: float) -> list[str]:
     """What is wrong, in lines; prints what is right."""
     explained = {
         test: row for test in outcomes.failed for row in known if row.means(test)
@@ -172,8 +173,8 @@ def judge(outcomes: Outcomes, known: list[Known]) -> list[str]:
     n_passed, n_ran = len(outcomes.passed), len(outcomes.passed) + len(outcomes.failed)
     share = n_passed / n_ran if n_ran else 0.0
     print(f"{n_passed} of {n_ran} passed, {share:.1%}; {len(explained)} known to fail")
-    if share < SHARE:
-        wrong.append(f"less than {SHARE:.0%} have passed")
+    if share < least:
+        wrong.append(f"less than {least:.0%} have passed")
     return wrong
 
 
@@ -193,7 +194,8 @@ def main() -> None:
         files = [path for path in files if not wants[path]]
     outcomes = run(folder, files, arguments)
     where = "GPU" if options.gpu else "simulator"
-    wrong = judge(outcomes, read_known((HERE / "README.md").read_text(), where))
+    known = read_known((HERE / "README.md").read_text(), where)
+    wrong = judge(outcomes, known, SHARE[where])
     print(*wrong, sep="\n")
     raise SystemExit(1 if wrong else 0)
 
