@@ -16,7 +16,6 @@ from __future__ import annotations
 TYPE_CHECKING = False  # of typing, which need not be imported for it
 
 try:
-    from numpy_rmm import _capture_hooks
     from numpy_rmm._core import (
         DEFAULT_STREAM,
         LEGACY_DEFAULT_STREAM,
@@ -180,6 +179,8 @@ __all__ = [
 ]
 
 CudaStreamPool = StreamPool  # as RMM calls it
+
+from numpy_rmm import _capture_hooks  # noqa: E402 - where a build is missing it says less
 
 _capture_hooks.watch()
 

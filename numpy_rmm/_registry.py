@@ -15,8 +15,9 @@ class Registry(MutableMapping[str, MemoryResource]):
 
     The built-in names are pools ("host", "huge_pages", "pinned", "managed", "device")
     and the bare sources under them ("host_direct", "pinned_direct", "managed_direct",
-    "device_direct"), and "device_async", of the driver's own pool. ``registry[name]`` makes what a built-in name stands for at its
-    first use; iteration, ``in``, ``len`` and ``repr`` make nothing. Assigning to a name
+    "device_direct"), and "device_async", of the driver's own pool. ``registry[name]``
+    makes what a built-in name stands for at its first use; iteration, ``in``, ``len``
+    and ``repr`` make nothing. Assigning to a name
     holds for handlers made from now on, deleting a built-in name restores what it stood
     for. Names have 1 to 64 printable ASCII characters, without ':' and '#'.
 

@@ -62,7 +62,8 @@ class Machine:
     def __init__(self, driver: Driver, folder: Path) -> None:
         self.driver = driver
         self.folder = folder
-        self.host = mr.HostMemoryResource()
+        # What calls Python says nothing of alignment, and an adaptor asks for 256.
+        self.host = mr.HostMemoryResource(alignment=256)
 
     def value(self, parameter: str) -> Any:
         """Of an argument that has no default, or one that a test needs."""

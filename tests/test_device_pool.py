@@ -364,31 +364,3 @@ def test_memory_that_is_not_mapped_has_no_peers(simulator: SimulatedCuda) -> Non
     ):
         with pytest.raises(NotImplementedError, match="does not map"):
             pool.add_peer(0)
-
-
-# ---- what others left behind ---------------------------------------------------------
-
-
-@pytest.mark.parametrize("make", [mr.CudaMemoryResource, pool_of])
-@pytest.mark.parametrize("dies", [True, False], ids=["it dies", "it stays"])
-def test_addresses_that_are_handed_out_again(
-    make: Callable[[], mr.MemoryResource], dies: bool
-) -> None:
-    """As after a reset of the context, with a block of an old pool that stays live."""
-    nbytes = 64 * MIB
-    with simulate_cuda():
-        old = [pool_of()]
-        left = old[0].allocate(nbytes)
-    with simulate_cuda():
-        blocks: list[tuple[mr.MemoryResource, int]] = []
-        while not any(ptr <= left + MIB < ptr + nbytes for _, ptr in blocks):
-            assert len(blocks) < 60, "the simulated driver maps memory elsewhere"
-            resource = make()
-            blocks.append((resource, resource.allocate(nbytes)))
-        if dies:
-            old.clear()
-        for resource, ptr in blocks:
-            resource.deallocate(ptr, nbytes)
-            assert resource.statistics().current_count == 0
-        blocks.clear()
-        del resource

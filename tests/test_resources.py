@@ -463,8 +463,9 @@ def test_device_arguments(cuda: object) -> None:
         assert getattr(mr, name)(device=0).device in (0, None)
         with pytest.raises((TypeError, ValueError), match="device"):
             getattr(mr, name)(device=-1)
+    for source in (mr.CudaMemoryResource, mr.PinnedHostMemoryResource):
         with pytest.raises(TypeError, match="positional"):
-            getattr(mr, name)(0)
+            source(0)  # type: ignore[misc]
 
 
 # ---- pools ---------------------------------------------------------------------------
@@ -730,6 +731,7 @@ def test_a_resource_that_was_not_initialised() -> None:
 
 
 def test_the_current_resource_of_a_device(cuda: object) -> None:
+    mr.set_current_device_resource(None)
     default = mr.get_current_device_resource()
     assert default.kind == "device"
     assert mr.get_per_device_resource(0) is default
