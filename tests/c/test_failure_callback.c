@@ -125,8 +125,8 @@ TEST(it_takes_the_short_way_until_memory_is_short)
 {
     struct helper helper;
     nrm_resource *mr = make_full(&helper);
-    CHECK_OK(nrm_resource_deallocate(helper.pool, helper.blocks[--helper.n_live], 0,
-                                     NULL));
+    CHECK_OK(
+        nrm_resource_deallocate(helper.pool, helper.blocks[--helper.n_live], 0, NULL));
     for (int i = 0; i < 1000; i++) {
         void *ptr = allocate(mr, 100 + (size_t)i);
         CHECK_OK(nrm_resource_deallocate(mr, ptr, 0, NULL));
