@@ -20,7 +20,7 @@ import weakref
 from _thread import allocate_lock, get_ident
 from functools import wraps
 
-from numpy_rmm import _core
+import numpy_rmm._core as _core  # whose absence has a name then
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -73,14 +73,6 @@ def disable_logging() -> None:
         raise failures[0]
 
 
-def _flush_logs() -> None:
-    """Have all rows that were logged so far written, as RMM's tests ask."""
-    for device in _devices():
-        log = mr.get_per_device_resource(device)
-        if isinstance(log, mr.LoggingResourceAdaptor):
-            log.flush()
-
-
 def get_log_filenames() -> dict[int, str | None]:
     """Return the name of the log of each device.
 

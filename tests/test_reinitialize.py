@@ -201,7 +201,7 @@ def test_requests_are_logged_in_a_file_of_each_device(tmp_path: Path) -> None:
             assert type(logged.upstream) is mr.PoolMemoryResource
             logged.deallocate(logged.allocate(1000), 1000)
             assert names[device] == str(tmp_path / f"a.dev{device}.csv")
-        numpy_rmm._logging._flush_logs()
+        mr._flush_logs()
         for device in (0, 1):
             assert ",allocate," in (tmp_path / f"a.dev{device}.csv").read_text()
         numpy_rmm._core._reset_device_resources()
