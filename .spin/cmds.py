@@ -101,12 +101,21 @@ def numpy_suite(arguments: tuple[str, ...]) -> None:
     python("tests/numpy_suite.py", *arguments)
 
 
+@click.command(context_settings=PASSED_ON)
+@click.argument("checkout", type=click.Path(exists=True))
+@click.argument("arguments", nargs=-1)
+def rmm_suite(checkout: str, arguments: tuple[str, ...]) -> None:
+    """Run RMM's own Python tests of CHECKOUT, a copy of rapidsai/rmm; --gpu: all of
+    them."""
+    python("tests/compat/run.py", Path(checkout).resolve(), *arguments)
+
+
 @click.command()
 @click.argument("names", nargs=-1)
 @click.option("--json", "folder", type=click.Path(), help="Folder for the figures.")
 def bench(names: tuple[str, ...], folder: str | None) -> None:
     """Run the benchmarks NAMES, scripts and suites, or all that need no GPU."""
-    suites = ("all", "numpy", "core", "pinned", "device")
+    suites = ("all", "numpy", "core", "pinned", "device", "reuse", "device_python")
     for name in names or ("arithmetic", "first_fill", "import_time", "numpy", "core"):
         words = ["run.py", name] if name in suites else [f"{name}.py"]
         arguments = (
