@@ -5,9 +5,6 @@
  * with the time before it. As it changes no request it only looks on: requests go on to the
  * upstream on the short way. Nor does it count then: whoever drains the rings does, in the
  * order of time, so that even a peak that several threads make is exact.
- *
- * The first record that is noted after a drain wakes the background thread, which drains a
- * moment later, and at once when a ring is half full. Then it sleeps until the next one.
  */
 #include <stdio.h>
 #include <string.h>
@@ -16,20 +13,15 @@
 #include "base/assert.h"
 #include "base/bits.h"
 #include "base/error.h"
-#include "core/background.h"
 #include "core/hooks.h"
 #include "core/log.h"
 #include "core/stream.h"
 #include "nrm/adaptors.h"
 #include "nrm/options.h"
 
-#define DELAY_NS UINT64_C(200000000) /* from a record to its row */
-
 struct logging {
     nrm_resource base;
     struct nrm__log log;
-    struct nrm__watched watched;
-    atomic_bool is_watched, is_urgent;
     char path[NRM__LOG_PATH_NBYTES];
 };
 
@@ -42,42 +34,11 @@ logging_from(nrm_resource *mr)
     return (struct logging *)mr;
 }
 
-/* ---- draining ---- */
-
-static uint64_t
-look(nrm_resource *mr, uint64_t now_ns, bool is_first)
-{
-    struct logging *self = logging_from(mr);
-    if (is_first && !atomic_load(&self->is_urgent)) {
-        return now_ns + DELAY_NS;
-    }
-    atomic_store(&self->is_urgent, false);
-    atomic_store(&self->is_watched,
-                 false); /* what is noted from here on watches anew */
-    nrm__log_drain();
-    return 0;
-}
-
-__attribute__((noinline)) static void
-pressed(struct logging *self, struct nrm__log_ring *ring)
-{
-    bool is_urgent;
-    if (!nrm__log_pressed(ring, &is_urgent)) {
-        return;
-    }
-    if (is_urgent) {
-        atomic_store(&self->is_urgent, true);
-    }
-    if (!atomic_exchange(&self->is_watched, true)) {
-        nrm__background_watch(&self->watched);
-    }
-}
-
 /* ---- noting ---- */
 
 /* In a thread that has no ring yet, or cannot have one. */
 __attribute__((noinline)) static void
-note_first(struct logging *self, const struct nrm__log_record *record)
+note_first(const struct nrm__log_record *record)
 {
     struct nrm__log_ring *ring = nrm__log_make_ring();
     if (ring == NULL) {
@@ -86,7 +47,7 @@ note_first(struct logging *self, const struct nrm__log_record *record)
     }
     *nrm__log_next(ring) = *record;
     if (nrm__log_put(ring)) {
-        pressed(self, ring);
+        nrm__log_pressed(ring);
     }
 }
 
@@ -106,7 +67,7 @@ note(nrm_resource *mr, enum nrm__log_action action, uint64_t ticks, void *ptr,
         .counts = counts,
     };
     if (__builtin_expect(ring == NULL, 0)) {
-        note_first(self, &record);
+        note_first(&record);
         return;
     }
     *nrm__log_next(ring) = record;
@@ -116,7 +77,7 @@ note(nrm_resource *mr, enum nrm__log_action action, uint64_t ticks, void *ptr,
         atomic_store_explicit(&ring->pending, 0, memory_order_release);
     }
     if (__builtin_expect(is_pressed, 0)) {
-        pressed(self, ring);
+        nrm__log_pressed(ring);
     }
 }
 
@@ -284,19 +245,10 @@ logging_statistics(nrm_resource *mr, nrm_statistics *out)
 
 /* ---- life ---- */
 
-/* In a child nothing is watched. */
-static void
-logging_fork_child(nrm_resource *mr)
-{
-    atomic_store(&logging_from(mr)->is_watched, false);
-}
-
 static void
 logging_finish(nrm_resource *mr)
 {
-    struct logging *self = logging_from(mr);
-    nrm__background_forget(&self->watched);
-    nrm__log_close(self->log.file);
+    nrm__log_close(logging_from(mr)->log.file);
 }
 
 static const struct nrm__ops logging_ops = {
@@ -309,7 +261,6 @@ static const struct nrm__ops logging_ops = {
     .renew_block = nrm__forward_renew_block,
     .onlooker = &onlooker,
     .statistics = logging_statistics,
-    .fork_child = logging_fork_child,
     .finish = logging_finish,
 };
 
@@ -363,7 +314,6 @@ nrm_logging_create(nrm_resource *upstream, const nrm_logging_options *options,
     }
     NRM_TRY(nrm__forward_create(&logging_ops, upstream, sizeof(struct logging), &mr));
     struct logging *self = logging_from(mr);
-    nrm__background_watched_init(&self->watched, mr, look);
     self->log.counters = &mr->counters;
     nrm_status status = make_path(&given, self->path);
     if (status == NRM_OK) {

@@ -17,21 +17,29 @@
 
 #include <stdio.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/bits.h"
 #include "base/error.h"
 #include "base/lock.h"
+#include "core/background.h"
 #include "core/log_file.h"
+#include "core/log_scale.h"
 #include "os/fork.h"
 #include "os/memory.h"
 
-#define WAIT_NS UINT64_C(50000)        /* for the drain of another thread */
-#define PATIENCE_NS UINT64_C(10000000) /* for records of a pending operation */
-#define RUN_RECORDS 256u               /* under one hold of the lock */
+#define WAIT_NS UINT64_C(50000)          /* for the drain of another thread */
+#define PATIENCE_NS UINT64_C(1000000000) /* for records of a pending operation */
+#define DELAY_NS UINT64_C(200000000)     /* from a record to its row */
+#define RUN_RECORDS 256u                 /* under one hold of the lock */
 
 static struct nrm__lock lock = NRM__LOCK_INIT(NRM__RANK_LOG);
+
+/* The background thread drains a moment after the first record, and soon when a ring is half
+   full. It needs no log for that, and so keeps none: they end when they are let go of. */
+static nrm_resource keeper = {.refcount = 1};
+static struct nrm__watched watched;
+static atomic_bool is_watched, is_urgent;
 
 /* Under the lock. What is in the list of rings stays there while a drain is in progress. */
 static struct nrm__log_ring *rings, *free_rings;
@@ -39,11 +47,6 @@ static bool is_draining;
 
 /* Read by whoever drains; changed under the lock besides, for forks. */
 static struct nrm__link files = {&files, &files};
-
-/* Of whoever drains: when the tick was what time of the monotonic clock. */
-static struct {
-    uint64_t ticks, monotonic_ns;
-} known;
 
 /* ---- rings ---- */
 
@@ -84,7 +87,7 @@ nrm__log_make_ring(void)
     atomic_store(&ring->is_left, false);
     atomic_store(&ring->pending, 0);
     atomic_store(&ring->limit, 0);
-    ring->seen = atomic_load(&ring->tail);
+    ring->seen = ring->wanted = atomic_load(&ring->tail);
     nrm__lock_acquire(&lock);
     ring->next = rings;
     rings = ring;
@@ -125,43 +128,6 @@ recycle_rings_locked(void)
             at = &ring->next;
         }
     }
-}
-
-/* ---- times ---- */
-
-static int64_t
-real_ahead_ns(uint64_t monotonic_ns)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec - (int64_t)monotonic_ns;
-}
-
-/* From ticks to the real-time clock, as of the drain. */
-struct scale {
-    double ns_per_tick;
-    uint64_t ticks;
-    int64_t real_ns;
-};
-
-static struct scale
-scale_now(void)
-{
-    uint64_t ticks = nrm__ticks_after(), now_ns = nrm__clock_ns();
-    struct scale scale = {.ticks = ticks,
-                          .real_ns = (int64_t)now_ns + real_ahead_ns(now_ns)};
-    if (ticks > known.ticks) {
-        scale.ns_per_tick =
-            (double)(now_ns - known.monotonic_ns) / (double)(ticks - known.ticks);
-    }
-    return scale;
-}
-
-static int64_t
-real_ns(const struct scale *scale, uint64_t ticks)
-{
-    double since = (double)((int64_t)ticks - (int64_t)scale->ticks);
-    return scale->real_ns + (int64_t)(since * scale->ns_per_tick);
 }
 
 /* ---- one drain ---- */
@@ -284,10 +250,10 @@ count_record(const struct nrm__log_record *record)
 /* The file that has a row more, which may be full now. */
 static struct nrm__log_file *
 add_row_locked(const struct nrm__log_record *record, int thread,
-               const struct scale *scale)
+               const struct nrm__log_scale *scale)
 {
     struct nrm__log_file *file = record->log->file;
-    nrm__log_file_add(file, record, thread, real_ns(scale, record->ticks));
+    nrm__log_file_add(file, record, thread, nrm__log_real_ns(scale, record->ticks));
     count_record(record);
     return file;
 }
@@ -295,7 +261,8 @@ add_row_locked(const struct nrm__log_record *record, int thread,
 /* Makes rows of the records of a ring up to a time, of at least one; its owner may use their
    room. Under the lock, as a child counts what is left in the rings. */
 static void
-take_records(struct nrm__log_ring *ring, uint64_t next, const struct scale *scale)
+take_records(struct nrm__log_ring *ring, uint64_t next,
+             const struct nrm__log_scale *scale)
 {
     struct nrm__log_file *file = NULL;
     nrm__lock_acquire(&lock);
@@ -328,33 +295,44 @@ drain_seen(struct nrm__log_ring *first, uint64_t cut)
 {
     uint64_t next;
     struct nrm__log_ring *ring;
-    struct scale scale = scale_now();
+    struct nrm__log_scale scale = nrm__log_scale_now();
     while ((ring = oldest_ring(first, cut, &next)) != NULL) {
         take_records(ring, next, &scale);
     }
 }
 
+/* Between begin_drain and end_drain, as the next. False: something has to wait for what is
+   pending. */
+static bool
+drain_once(bool is_late)
+{
+    struct nrm__log_ring *first = first_ring();
+    uint64_t cut = see_rings(first);
+    drain_seen(first, is_late ? UINT64_MAX : cut);
+    bool is_done = true;
+    for (struct nrm__log_ring *ring = first; ring != NULL; ring = ring->next) {
+        is_done &= (int64_t)(ring->wanted - atomic_load(&ring->tail)) <= 0;
+    }
+    return is_done;
+}
+
+static void
+want_all(void)
+{
+    for (struct nrm__log_ring *ring = first_ring(); ring != NULL; ring = ring->next) {
+        ring->wanted = atomic_load_explicit(&ring->head, memory_order_acquire);
+    }
+}
+
 /* All that was noted before the call, in the order of time as long as nobody has to wait for
-   it too long. Between begin_drain and end_drain. */
+   it too long. */
 static void
 drain_all(void)
 {
-    struct nrm__log_ring *first = first_ring();
     uint64_t start_ns = nrm__clock_ns();
-    for (struct nrm__log_ring *ring = first; ring != NULL; ring = ring->next) {
-        ring->wanted = atomic_load_explicit(&ring->head, memory_order_acquire);
-    }
-    for (bool is_done = false, is_late = false; !is_done;) {
-        uint64_t cut = see_rings(first);
-        drain_seen(first, is_late ? UINT64_MAX : cut);
-        is_done = true;
-        for (struct nrm__log_ring *ring = first; ring != NULL; ring = ring->next) {
-            is_done &= (int64_t)(ring->wanted - atomic_load(&ring->tail)) <= 0;
-        }
-        if (!is_done) {
-            nrm__sleep_ns(WAIT_NS);
-            is_late = nrm__clock_ns() - start_ns > PATIENCE_NS;
-        }
+    want_all();
+    while (!drain_once(nrm__clock_ns() - start_ns > PATIENCE_NS)) {
+        nrm__sleep_ns(WAIT_NS);
     }
 }
 
@@ -380,7 +358,7 @@ nrm__log_note_directly(const struct nrm__log_record *record)
 {
     begin_drain();
     drain_all();
-    struct scale scale = scale_now();
+    struct nrm__log_scale scale = nrm__log_scale_now();
     nrm__lock_acquire(&lock);
     (void)add_row_locked(record, (int)syscall(SYS_gettid), &scale);
     nrm__lock_release(&lock);
@@ -404,19 +382,41 @@ make_room(struct nrm__log_ring *ring, uint64_t head)
     }
 }
 
-bool
-nrm__log_pressed(struct nrm__log_ring *ring, bool *out_urgent)
+static uint64_t
+look(nrm_resource *mr, uint64_t now_ns, bool is_first)
+{
+    (void)mr;
+    if (is_first && !atomic_load(&is_urgent)) {
+        return now_ns + DELAY_NS;
+    }
+    atomic_store(&is_urgent, false);
+    atomic_store(&is_watched, false); /* what is noted from here on watches anew */
+    begin_drain();
+    want_all();
+    bool is_done = drain_once(false);
+    write_files();
+    end_drain();
+    bool goes_on = !is_done && !atomic_exchange(&is_watched, true);
+    return goes_on ? now_ns + DELAY_NS : 0;
+}
+
+void
+nrm__log_pressed(struct nrm__log_ring *ring)
 {
     uint64_t head = atomic_load_explicit(&ring->head, memory_order_relaxed);
     make_room(ring, head);
     uint64_t tail = atomic_load(&ring->tail);
-    *out_urgent = head - tail >= NRM__LOG_RECORDS / 2;
-    uint64_t room = *out_urgent ? NRM__LOG_RECORDS : NRM__LOG_RECORDS / 2;
-    atomic_store(&ring->limit, tail + room);
+    bool is_half = head - tail >= NRM__LOG_RECORDS / 2;
+    atomic_store(&ring->limit, tail + NRM__LOG_RECORDS / (is_half ? 1 : 2));
     if (atomic_load(&ring->tail) != tail) {
         atomic_store(&ring->limit, 0); /* drained meanwhile: ask again */
     }
-    return head != tail;
+    if (is_half) {
+        atomic_store(&is_urgent, true);
+    }
+    if (head != tail && !atomic_exchange(&is_watched, true)) {
+        nrm__background_watch(&watched);
+    }
 }
 
 /* ---- files ---- */
@@ -450,10 +450,7 @@ nrm__log_open(const char *path, struct nrm__log_file **out)
         nrm__list_append(&files, &file->link);
         nrm__lock_release(&lock);
     }
-    if (known.ticks == 0) {
-        known.ticks = nrm__ticks_after();
-        known.monotonic_ns = nrm__clock_ns();
-    }
+    nrm__log_scale_begin();
     end_drain();
     if (found != NULL || status != NRM_OK) {
         nrm__log_file_destroy(file);
@@ -511,21 +508,28 @@ nrm__log_n_lost(const struct nrm__log_file *file)
 /* ---- the end of the process, and forks ---- */
 
 /* Nobody is left to whom it could be raised. */
+static void
+tell_lost(const struct nrm__log_file *file)
+{
+    uint64_t n_lost = nrm__log_n_lost(file) - file->n_told;
+    if (n_lost != 0) {
+        (void)dprintf(STDERR_FILENO,
+                      "numpy_rmm: %llu rows of the log %s are lost: %s\n",
+                      (unsigned long long)n_lost, file->path,
+                      nrm__errno_name(file->error));
+    }
+}
+
 __attribute__((destructor)) static void
 at_exit(void)
 {
-    nrm__log_drain();
+    begin_drain();
+    drain_all();
+    write_files();
     for (struct nrm__link *link = files.next; link != &files; link = link->next) {
-        const struct nrm__log_file *file =
-            NRM__CONTAINER(link, struct nrm__log_file, link);
-        uint64_t n_lost = nrm__log_n_lost(file) - file->n_told;
-        if (n_lost != 0) {
-            (void)dprintf(STDERR_FILENO,
-                          "numpy_rmm: %llu rows of the log %s are lost: %s\n",
-                          (unsigned long long)n_lost, file->path,
-                          nrm__errno_name(file->error));
-        }
+        tell_lost(NRM__CONTAINER(link, struct nrm__log_file, link));
     }
+    end_drain();
 }
 
 /* What is in the rings is the parent's to write, and so is what is on its way into a file;
@@ -546,6 +550,7 @@ fork_child(void)
 {
     const struct nrm__thread_state *state = nrm__thread_state_now();
     is_draining = false;
+    atomic_store(&is_watched, false); /* in a child nothing is */
     for (struct nrm__log_ring *ring = rings; ring != NULL; ring = ring->next) {
         forget_records(ring);
         if (state != NULL && ring == state->log) {
@@ -571,6 +576,7 @@ static const struct nrm__fork_hook fork_hook = {
 __attribute__((constructor)) static void
 prepare(void)
 {
+    nrm__background_watched_init(&watched, &keeper, look);
     nrm__fork_hook_add(&fork_hook);
     nrm__thread_state_set_end(on_thread_end);
 }

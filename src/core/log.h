@@ -91,8 +91,9 @@ struct nrm__log_ring *nrm__log_make_ring(void);
 /* For those. */
 void nrm__log_note_directly(const struct nrm__log_record *record);
 
-/* A ring is filling up: true when somebody should drain soon, and *out_urgent: at once. */
-bool nrm__log_pressed(struct nrm__log_ring *ring, bool *out_urgent);
+/* A ring has its first record, is half full, or full: sees to it that it is drained, after a
+   moment or at once. No lock is held. */
+void nrm__log_pressed(struct nrm__log_ring *ring);
 
 /* The ring of this thread; NULL: it has none yet. */
 static inline struct nrm__log_ring *
