@@ -25,10 +25,16 @@ struct nrm__live {
     atomic_size_t nbytes; /* as requested, of a live one */
     atomic_size_t capacity;
     struct nrm__segment *segment;
-    atomic_bool goes_long; /* back to its owner, never kept by a thread */
+    /* Not 0: back to its owner, never kept by a thread. Either of the next two. */
+    atomic_uint_least8_t goes_long;
     /* The set of a thread that it was kept in last (core/cache.h): a guess, where it may be
        kept again. */
     atomic_uint_least8_t set;
+};
+
+enum {
+    NRM__GOES_LONG_OWNER = 1,   /* as its owner wants it: true */
+    NRM__GOES_LONG_COUNTED = 2, /* a scope counts it: core/scopes.h */
 };
 
 /* Of the key: the block may be found and claimed, by changing it. Other states are the

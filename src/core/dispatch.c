@@ -18,6 +18,7 @@
 #include "core/known_uses.h"
 #include "core/pair.h"
 #include "core/request.h"
+#include "core/scoped.h"
 #include "core/short.h"
 #include "core/uses.h"
 #include "core/watch.h"
@@ -325,7 +326,8 @@ cell_nbytes(const struct nrm__segment *segment, const void *ptr)
     uint32_t unit = offset / (uint32_t)NRM__SLAB_ALIGNMENT;
     uint32_t cell = unit * segment->reciprocal >> NRM__SLAB_RECIPROCAL_BITS;
     return cell * segment->cell_nbytes == offset
-               ? atomic_load_explicit(&segment->sizes[cell], memory_order_acquire)
+               ? atomic_load_explicit(&segment->sizes[cell], memory_order_acquire) &
+                     ~NRM__SLAB_COUNTED
                : 0;
 }
 
@@ -423,6 +425,10 @@ nrm__allocate_long(nrm_resource *mr, size_t nbytes, size_t alignment,
 {
     struct nrm__request request;
     struct nrm__block block;
+    struct nrm__scopes *scopes = nrm__scopes_enter();
+    if (scopes != NULL) {
+        return nrm__scoped_allocate(scopes, mr, nbytes, alignment, stream, flags, out);
+    }
     if (mr->ops->onlooker != NULL && nbytes != 0) {
         return allocate_past(mr, nbytes, alignment, stream, flags, out);
     }
@@ -451,12 +457,10 @@ nrm__allocate_long(nrm_resource *mr, size_t nbytes, size_t alignment,
 }
 
 nrm_status
-nrm__deallocate_long(nrm_resource *mr, void *ptr, nrm_stream *stream)
+nrm__deallocate_found(nrm_resource *mr, void *ptr, nrm_stream *stream,
+                      struct nrm__scopes *scopes)
 {
     struct nrm__block block;
-    if (ptr == NULL) {
-        return NRM_OK;
-    }
     if (mr->ops->onlooker != NULL) {
         return deallocate_past(mr, ptr, stream);
     }
@@ -468,6 +472,7 @@ nrm__deallocate_long(nrm_resource *mr, void *ptr, nrm_stream *stream)
         if (nrm__is_watched()) {
             nrm__watch_given(&block, 0, block.nbytes);
         }
+        nrm__scoped_give(scopes, mr, &block);
         nrm__deallocate(mr, &block, stream);
     }
     else {
@@ -475,6 +480,17 @@ nrm__deallocate_long(nrm_resource *mr, void *ptr, nrm_stream *stream)
     }
     nrm_resource_release(owner);
     return status;
+}
+
+nrm_status
+nrm__deallocate_long(nrm_resource *mr, void *ptr, nrm_stream *stream)
+{
+    if (ptr == NULL) {
+        return NRM_OK;
+    }
+    struct nrm__scopes *scopes = nrm__scopes_enter();
+    return scopes != NULL ? nrm__scoped_deallocate(scopes, mr, ptr, stream)
+                          : nrm__deallocate_found(mr, ptr, stream, NULL);
 }
 
 nrm_status

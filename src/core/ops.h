@@ -37,6 +37,7 @@ enum {
     NRM__BLOCK_IS_PRESENT = 1u << 3, /* on allocation: all its pages are, and stay */
     NRM__BLOCK_IS_REGISTERED = 1u
         << 4, /* of a source: a mapping that the driver holds (core/left_out.h) */
+    NRM__BLOCK_IS_COUNTED = 1u << 5, /* of a claimed cell: it was marked so */
 };
 
 /* A live block by value: found, or just made. What stands behind `record` is the owner's. */

@@ -7,6 +7,8 @@
 
 #include "core/block_map.h"
 
+struct nrm__scopes;
+
 /* Fills `out` with a valid request, or says what is wrong with it. */
 nrm_status nrm__request_make(nrm_resource *mr, size_t nbytes, size_t alignment,
                              nrm_stream *stream, struct nrm__request *out);
@@ -31,6 +33,11 @@ nrm__is_adaptor(const nrm_resource *mr)
 
 /* In core/dispatch.c: the upstream of an adaptor that `block` came through, or NULL. */
 nrm_resource *nrm__branch_of(nrm_resource *mr, const struct nrm__block *block);
+
+/* The same: gives back what starts at an address, not NULL. `scopes`: this thread's, which
+   count it; or NULL. */
+nrm_status nrm__deallocate_found(nrm_resource *mr, void *ptr, nrm_stream *stream,
+                                 struct nrm__scopes *scopes);
 
 /* The same: counts a block that changed its size in place. */
 void nrm__count_resize(nrm_resource *mr, size_t old_nbytes, size_t nbytes);

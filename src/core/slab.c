@@ -55,7 +55,7 @@ check_slab_locked(struct nrm__slab *slab)
     const struct nrm__slab_class *class = slab->class;
     uint32_t n_free = 0;
     for (uint32_t cell = 0; cell < class->n_cells; cell++) {
-        size_t nbytes = atomic_load(&slab->sizes[cell]);
+        size_t nbytes = atomic_load(&slab->sizes[cell]) & ~NRM__SLAB_COUNTED;
         bool is_free = has_free_bit(slab, cell);
         NRM_ASSERT(!is_free || nbytes == 0);
         NRM_ASSERT(nbytes <= class->cell_nbytes);
@@ -384,7 +384,7 @@ nrm__slabs_find(struct nrm__segment *segment, const void *ptr, struct nrm__block
     if (nbytes == 0) {
         return false;
     }
-    fill_block(slab, cell, nbytes, 0, out);
+    fill_block(slab, cell, nbytes & ~NRM__SLAB_COUNTED, 0, out);
     return true;
 }
 
@@ -401,7 +401,10 @@ nrm__slabs_claim(struct nrm__block *block)
     if (nbytes == 0) {
         return false;
     }
-    block->nbytes = nbytes;
+    if ((nbytes & NRM__SLAB_COUNTED) != 0) {
+        block->flags |= NRM__BLOCK_IS_COUNTED;
+    }
+    block->nbytes = nbytes & ~NRM__SLAB_COUNTED;
     return true;
 }
 
@@ -410,8 +413,9 @@ nrm__slabs_unclaim(const struct nrm__block *block)
 {
     struct nrm__slab *slab = block->record;
     NRM_DEBUG_ASSERT(block->nbytes <= slab->cell_nbytes);
+    bool is_counted = (block->flags & NRM__BLOCK_IS_COUNTED) != 0;
     nrm__slab_set_live(slab, nrm__slab_cell_of(slab, (uintptr_t)block->ptr),
-                       block->nbytes);
+                       block->nbytes | (is_counted ? NRM__SLAB_COUNTED : 0));
 }
 
 /* ---- looking after the set ---- */

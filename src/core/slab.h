@@ -16,6 +16,9 @@ struct nrm__cell;
 #define NRM__SLAB_ALIGNMENT ((size_t)64)
 #define NRM__SLAB_N_CLASSES 24 /* 64, 128, ... 512, then four for each doubling */
 
+/* Of the size of a live cell: a scope counts it (core/scopes.h). */
+#define NRM__SLAB_COUNTED 0x8000u
+
 #define NRM__SLAB_MAX_CELLS (NRM__SLAB_CHUNK / NRM__SLAB_ALIGNMENT)
 #define NRM__SLAB_RECIPROCAL_BITS 20
 #define NRM__SLAB_BATCH 32u
@@ -45,7 +48,8 @@ struct nrm__slab {
     struct nrm__link available;   /* in the class, while a cell is free */
     struct nrm__slab *next_spare; /* while it describes no chunk */
     uint64_t free[NRM__SLAB_MAX_CELLS / 64];
-    /* As requested, of a live cell; 0: it is not live. One more for what is left behind the
+    /* As requested, of a live cell, or that and NRM__SLAB_COUNTED; 0: it is not live. One
+       more for what is left behind the
        last one. */
     _Alignas(64) atomic_uint_least16_t sizes[];
 };
@@ -138,7 +142,8 @@ nrm__slab_set_live(struct nrm__slab *slab, uint32_t cell, size_t nbytes)
                           memory_order_release);
 }
 
-/* Makes a live cell the caller's alone; its requested size, or 0: it is not live. */
+/* Makes a live cell the caller's alone; its size as it stands there, or 0: it is not
+   live. */
 static inline size_t
 nrm__slab_claim_cell(struct nrm__slab *slab, uint32_t cell)
 {
