@@ -59,7 +59,7 @@ except ModuleNotFoundError as error:
     ) from None
 
 if TYPE_CHECKING:
-    from numpy_rmm import allocators, mr, testing
+    from numpy_rmm import allocators, mr, statistics, testing
     from numpy_rmm._capture import stream_capture
     from numpy_rmm._copy import copyto
     from numpy_rmm._creation import (
@@ -168,6 +168,7 @@ __all__ = [
     "set_handler",
     "set_logging_level",
     "should_log",
+    "statistics",
     "stream_capture",
     "testing",
     "to_device",
@@ -185,7 +186,7 @@ from numpy_rmm import _capture_hooks  # noqa: E402 - where a build is missing it
 _capture_hooks.watch()
 
 # Where the names live that are made at their first use (PEP 562).
-_MODULES = {"allocators", "mr", "testing"}
+_MODULES = {"allocators", "mr", "statistics", "testing"}
 _PLACES = {
     "CudaStreamFlags": "_streams",
     "RMMError": "_reinitialize",

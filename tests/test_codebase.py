@@ -147,6 +147,7 @@ PUBLIC_MODULES = [
     "numpy_rmm",
     "numpy_rmm.allocators",
     "numpy_rmm.mr",
+    "numpy_rmm.statistics",
     "numpy_rmm.testing",
 ]
 

@@ -26,8 +26,8 @@ begin(PyObject *object, struct module_state **out_state)
 
 /* ---- statistics ---- */
 
-static PyObject *
-counts_object(const nrm_counts *counts)
+PyObject *
+adaptors_counts(const nrm_counts *counts)
 {
     PyObject *module = PyImport_ImportModule("numpy_rmm._statistics");
     if (module == NULL) {
@@ -56,7 +56,7 @@ call_counts(PyObject *object, nrm_status (*function)(nrm_resource *, nrm_counts 
         PyErr_SetString(PyExc_IndexError, nrm_last_error()->message);
         return NULL;
     }
-    return status == NRM_OK ? counts_object(&counts) : errors_raise(state, status);
+    return status == NRM_OK ? adaptors_counts(&counts) : errors_raise(state, status);
 }
 
 static PyObject *

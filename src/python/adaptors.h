@@ -4,6 +4,8 @@
 
 #include <Python.h>
 
+#include "nrm/adaptors.h"
+
 extern PyMethodDef statistics_adaptor_methods[];
 extern PyGetSetDef statistics_adaptor_getset[];
 extern PyMethodDef limiting_adaptor_methods[];
@@ -12,5 +14,8 @@ extern PyMethodDef logging_adaptor_methods[];
 
 /* _log_drain() */
 extern PyMethodDef adaptor_functions[];
+
+/* A numpy_rmm.Statistics. */
+PyObject *adaptors_counts(const nrm_counts *counts);
 
 #endif

@@ -28,6 +28,7 @@
 #include "python/pin.h"
 #include "python/registry.h"
 #include "python/resource_methods.h"
+#include "python/scopes.h"
 #include "python/state.h"
 #include "python/statistics.h"
 #include "python/stream.h"
@@ -114,6 +115,7 @@ add_functions(PyObject *module)
         byte_copy_functions,    device_buffer_functions,
         device_array_functions, torch_allocator_methods,
         dlpack_array_functions, adaptor_functions,
+        scopes_functions,
     };
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) {
         if (PyModule_AddFunctions(module, tables[i]) < 0) {
