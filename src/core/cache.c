@@ -12,6 +12,7 @@
 #include "base/lock.h"
 #include "core/hooks.h"
 #include "core/nodes.h"
+#include "core/scopes.h"
 #include "os/barrier.h"
 #include "os/memory.h"
 
@@ -367,7 +368,9 @@ nrm__cache_make_slot(nrm_resource *mr, struct nrm__cache **out)
 {
     struct nrm__front front;
     struct nrm__thread_state *state = nrm__thread_state();
-    if (nrm__thread_state_is_shared(state) || !mr->ops->front(mr, &front)) {
+    bool is_parked = state->counting != NULL; /* outside of a request: core/scopes.h */
+    if (is_parked || nrm__thread_state_is_shared(state) ||
+        !mr->ops->front(mr, &front)) {
         return NULL;
     }
     struct nrm__cache *cache = state->cache != NULL ? state->cache
@@ -384,6 +387,7 @@ nrm__cache_make_slot(nrm_resource *mr, struct nrm__cache **out)
 static void
 on_thread_end(struct nrm__thread_state *state)
 {
+    nrm__scopes_end_thread(state);
     struct nrm__cache *cache = state->cache;
     if (cache == NULL || nrm__is_exiting()) {
         return;

@@ -29,7 +29,8 @@ static inline struct nrm__cache *
 nrm__cache_own(void)
 {
     struct nrm__thread_state *state = nrm__thread_state_now();
-    return state != NULL ? state->cache : NULL;
+    struct nrm__cache *cache = state != NULL ? state->cache : NULL;
+    return cache != NULL || state == NULL ? cache : state->parked;
 }
 
 /* ---- others at a cache: cache_drain.c ---- */

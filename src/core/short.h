@@ -321,6 +321,9 @@ nrm__short_claim_cell(struct nrm__magazines *magazines,
     }
     atomic_uint_least16_t *size = &segment->sizes[cell];
     size_t nbytes = atomic_load_explicit(size, memory_order_acquire);
+    if (__builtin_expect(nbytes > NRM__SLAB_MAX, 0)) {
+        return 0; /* a scope counts it: core/scopes.h */
+    }
     if (atomic_load_explicit(&nrm__cache_common.is_alone, memory_order_acquire)) {
         atomic_store_explicit(size, 0, memory_order_relaxed);
     }

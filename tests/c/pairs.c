@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "base/bits.h"
+#include "core/scopes.h"
 #include "cuda/context.h"
 #include "cuda/driver.h"
 #include "nrm/adaptors.h"
@@ -67,6 +68,8 @@ CASE(pool_1_MiB, NRM__MIB, 64)
 CASE(pool_4_MiB, 4 * NRM__MIB, 64)
 CASE(route_64_B, 64, 64)
 CASE(route_64_KiB, 64 * NRM__KIB, 64)
+CASE(scoped_64_B, 64, 64)
+CASE(scoped_64_KiB, 64 * NRM__KIB, 64)
 CASE(adaptors_64_B, 64, 64)
 CASE(adaptors_64_KiB, 64 * NRM__KIB, 64)
 CASE(logged_64_B, 64, 64)
@@ -154,6 +157,31 @@ count_logged(nrm_resource *adaptors, long n)
     nrm_resource_release(log);
 }
 
+/* A scope that begins, and ends. */
+__attribute__((noinline, noclone)) static void
+scope(long n)
+{
+    for (long i = 0; i < n; i++) {
+        uint64_t name = 0;
+        nrm_counts counts;
+        require(nrm__scope_push(NULL, &name));
+        require(nrm__scope_pop(name, &counts));
+    }
+}
+
+/* While one is open. */
+static void
+count_scopes(nrm_resource *pool, long n)
+{
+    uint64_t name = 0;
+    nrm_counts counts;
+    require(nrm__scope_push(NULL, &name));
+    RUN(scoped_64_B, pool, NULL);
+    RUN(scoped_64_KiB, pool, NULL);
+    require(nrm__scope_pop(name, &counts));
+    scope(n);
+}
+
 static void
 count_host(long n)
 {
@@ -172,9 +200,12 @@ count_host(long n)
     RUN(adaptors_64_B, adaptors, NULL);
     RUN(adaptors_64_KiB, adaptors, NULL);
     count_logged(adaptors, n);
-    nrm_resource_release(adaptors);
-    nrm_resource_release(route);
-    nrm_resource_release(pool);
+}
+
+count_scopes(pool, n);
+nrm_resource_release(adaptors);
+nrm_resource_release(route);
+nrm_resource_release(pool);
 }
 
 /* Somebody else's. */
