@@ -70,7 +70,9 @@ class Machine:
         if parameter == "pool_handle":
             return self.default_pool
         return {
-            "allocate_func": self.host.allocate,
+            "allocate_func": lambda nbytes, _: self.host.allocate(
+                nbytes, alignment=256
+            ),
             "deallocate_func": self.host.deallocate,
             "kind": "host",
             "headroom": "1 GiB",
