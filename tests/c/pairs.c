@@ -200,12 +200,10 @@ count_host(long n)
     RUN(adaptors_64_B, adaptors, NULL);
     RUN(adaptors_64_KiB, adaptors, NULL);
     count_logged(adaptors, n);
-}
-
-count_scopes(pool, n);
-nrm_resource_release(adaptors);
-nrm_resource_release(route);
-nrm_resource_release(pool);
+    count_scopes(pool, n);
+    nrm_resource_release(adaptors);
+    nrm_resource_release(route);
+    nrm_resource_release(pool);
 }
 
 /* Somebody else's. */
