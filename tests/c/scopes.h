@@ -93,6 +93,18 @@ make_limiting(void)
     return mr;
 }
 
+/* Looks on while its upstream serves. */
+static inline nrm_resource *
+make_logging(void)
+{
+    nrm_logging_options options = NRM_OPTIONS(nrm_logging_options);
+    nrm_resource *statistics = make_statistics(), *mr = NULL;
+    options.path = "/dev/null";
+    CHECK_OK(nrm_logging_create(statistics, &options, &mr));
+    nrm_resource_release(statistics);
+    return mr;
+}
+
 static inline nrm_resource *
 make_fixed(void)
 {
@@ -136,8 +148,9 @@ static const struct resource {
 } resources[] = {
     {"pool", make_pool},         {"host", host_source},
     {"callback", make_counting}, {"statistics", make_statistics},
-    {"limiting", make_limiting}, {"fixed size", make_fixed},
-    {"route", make_route},       {"overlay", make_overlay},
+    {"logging", make_logging},   {"limiting", make_limiting},
+    {"fixed size", make_fixed},  {"route", make_route},
+    {"overlay", make_overlay},
 };
 
 enum { SMALL = 100, MEDIUM = 40000, LARGE = 3 << 20, ALL = SMALL + MEDIUM + LARGE };
