@@ -30,7 +30,7 @@ struct nrm__thread_state {
     unsigned n_ends;                   /* calls of the thread's destructors so far */
     struct nrm__cache *cache;          /* core/cache.h; NULL: none, or put away */
     struct nrm__log_ring *log;         /* core/log.h; NULL: none */
-    struct nrm__cache *parked;         /* core/scopes.h: that was put away */
+    struct nrm__cache *put_away;       /* core/scopes.h: that was put away */
     struct nrm__scopes *counting;      /* what this thread asks for next; or NULL */
     struct nrm__scopes *scopes;        /* that it has had; or NULL */
     struct nrm__thread_state *next_free; /* while no thread has it */

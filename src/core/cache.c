@@ -368,9 +368,8 @@ nrm__cache_make_slot(nrm_resource *mr, struct nrm__cache **out)
 {
     struct nrm__front front;
     struct nrm__thread_state *state = nrm__thread_state();
-    bool is_parked = state->counting != NULL; /* outside of a request: core/scopes.h */
-    if (is_parked || nrm__thread_state_is_shared(state) ||
-        !mr->ops->front(mr, &front)) {
+    bool is_away = state->counting != NULL; /* not in a request: core/scopes.h */
+    if (is_away || nrm__thread_state_is_shared(state) || !mr->ops->front(mr, &front)) {
         return NULL;
     }
     struct nrm__cache *cache = state->cache != NULL ? state->cache

@@ -30,7 +30,7 @@ nrm__cache_own(void)
 {
     struct nrm__thread_state *state = nrm__thread_state_now();
     struct nrm__cache *cache = state != NULL ? state->cache : NULL;
-    return cache != NULL || state == NULL ? cache : state->parked;
+    return cache != NULL || state == NULL ? cache : state->put_away;
 }
 
 /* ---- others at a cache: cache_drain.c ---- */

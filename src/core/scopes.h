@@ -79,8 +79,8 @@ nrm__scopes_enter(void)
     struct nrm__scopes *scopes = state != NULL ? state->counting : NULL;
     if (__builtin_expect(scopes != NULL, 0)) {
         state->counting = NULL;
-        state->cache = state->parked;
-        state->parked = NULL;
+        state->cache = state->put_away;
+        state->put_away = NULL;
         scopes->is_inside = true;
     }
     return scopes;
@@ -94,7 +94,7 @@ nrm__scopes_leave(struct nrm__scopes *scopes)
     scopes->is_inside = false;
     if (scopes->innermost != NULL) {
         state->counting = scopes;
-        state->parked = state->cache;
+        state->put_away = state->cache;
         state->cache = NULL;
     }
 }

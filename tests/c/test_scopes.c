@@ -247,16 +247,16 @@ TEST(a_thread_without_scopes_has_its_short_way)
     bool was_alone = atomic_load(&nrm__cache_common.is_alone);
     CHECK(cache != NULL);
     uint64_t scope = push(NULL);
-    CHECK(state->cache == NULL && state->parked == cache);
+    CHECK(state->cache == NULL && state->put_away == cache);
     deallocate(mr, allocate(mr, 64));
     deallocate(mr, allocate(mr, LARGE));
     CHECK_OK(nrm_resource_trim(mr, 0, NULL));
     nrm_resource *other = make_pool();
     deallocate(other, allocate(other, 64));
     nrm_resource_release(other);
-    CHECK(state->cache == NULL && state->parked == cache);
+    CHECK(state->cache == NULL && state->put_away == cache);
     (void)pop(scope);
-    CHECK(state->cache == cache && state->parked == NULL && state->counting == NULL);
+    CHECK(state->cache == cache && state->put_away == NULL && state->counting == NULL);
     CHECK_EQ(atomic_load(&nrm__cache_common.is_alone), was_alone);
     nrm_resource_release(mr);
 }
