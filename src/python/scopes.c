@@ -84,14 +84,16 @@ PyMethodDef scopes_functions[] = {
                "Begin a scope of this thread, of what goes through a resource, or of\n"
                "everything; what names it.")},
     {"_scope_pop", scope_pop, METH_O,
-     PyDoc_STR("_scope_pop($module, scope, /)\n--\n\n"
-               "End a scope of this thread; its counts. LookupError: it has none such.")},
+     PyDoc_STR(
+         "_scope_pop($module, scope, /)\n--\n\n"
+         "End a scope of this thread; its counts. LookupError: it has none such.")},
     {"_scope_counts", scope_counts, METH_O,
      PyDoc_STR("_scope_counts($module, scope, /)\n--\n\n"
                "What an open scope of this thread has counted.")},
     {"_scope_innermost", scope_innermost, METH_O,
-     PyDoc_STR("_scope_innermost($module, through, /)\n--\n\n"
-               "The innermost scope of this thread of a resource, or of everything; 0:\n"
-               "there is none.")},
+     PyDoc_STR(
+         "_scope_innermost($module, through, /)\n--\n\n"
+         "The innermost scope of this thread of a resource, or of everything; 0:\n"
+         "there is none.")},
     {NULL, NULL, 0, NULL},
 };
