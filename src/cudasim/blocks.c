@@ -6,62 +6,30 @@
  * What is given back says nothing of order: the GPU may go on with it. */
 #include "checker.h"
 
-#include <stdlib.h>
-#include <string.h>
+static struct sim_intervals blocks = {.item_nbytes = sizeof(struct sim_block)};
 
-static struct {
-    struct sim_block *items; /* in order of address; they never overlap */
-    size_t n;
-    size_t capacity;
-} blocks;
-
-/* The first that ends behind the address. */
-static size_t
-index_of(uintptr_t address)
+static struct sim_block *
+block_at(size_t index)
 {
-    size_t low = 0;
-    size_t high = blocks.n;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        if (blocks.items[middle].end <= address) {
-            low = middle + 1;
-        }
-        else {
-            high = middle;
-        }
-    }
-    return low;
+    return sim_intervals_at(&blocks, index);
 }
 
-static bool
-insert(size_t index, struct sim_block block)
+static void
+insert(struct sim_block block)
 {
-    if (blocks.n == blocks.capacity) {
-        size_t capacity = blocks.capacity == 0 ? 64 : 2 * blocks.capacity;
-        void *items = realloc(blocks.items, capacity * sizeof *blocks.items);
-        if (items == NULL) {
-            sim_fault("the checker has no memory: it does not see everything");
-            return false;
-        }
-        blocks.items = items;
-        blocks.capacity = capacity;
-    }
-    memmove(blocks.items + index + 1, blocks.items + index,
-            (blocks.n - index) * sizeof *blocks.items);
-    blocks.items[index] = block;
-    blocks.n++;
-    return true;
+    (void)sim_intervals_insert(&blocks, sim_intervals_find(&blocks, block.where.start),
+                               &block);
 }
 
 static void
 cut(uintptr_t address)
 {
-    size_t index = index_of(address);
-    if (index < blocks.n && blocks.items[index].start < address) {
-        struct sim_block left = blocks.items[index];
-        left.end = address;
-        if (insert(index, left)) {
-            blocks.items[index + 1].start = address;
+    size_t index = sim_intervals_find(&blocks, address);
+    if (index < blocks.n && block_at(index)->where.start < address) {
+        struct sim_block left = *block_at(index);
+        left.where.end = address;
+        if (sim_intervals_insert(&blocks, index, &left)) {
+            block_at(index + 1)->where.start = address;
         }
     }
 }
@@ -71,16 +39,9 @@ sim_blocks_forget(uintptr_t start, size_t nbytes)
 {
     cut(start);
     cut(start + nbytes);
-    size_t first = index_of(start);
-    size_t end = first;
-    while (end < blocks.n && blocks.items[end].start < start + nbytes) {
-        end++;
-    }
-    if (first != end) {
-        memmove(blocks.items + first, blocks.items + end,
-                (blocks.n - end) * sizeof *blocks.items);
-        blocks.n -= end - first;
-    }
+    size_t first = sim_intervals_find(&blocks, start);
+    sim_intervals_remove(&blocks, first,
+                         sim_intervals_limit(&blocks, first, start + nbytes));
 }
 
 void
@@ -93,10 +54,11 @@ const struct sim_block *
 sim_block_newest(uintptr_t start, size_t nbytes)
 {
     const struct sim_block *newest = NULL;
-    for (size_t i = index_of(start);
-         i < blocks.n && blocks.items[i].start < start + nbytes; i++) {
-        if (newest == NULL || blocks.items[i].taken > newest->taken) {
-            newest = &blocks.items[i];
+    size_t first = sim_intervals_find(&blocks, start);
+    size_t end = sim_intervals_limit(&blocks, first, start + nbytes);
+    for (size_t i = first; i < end; i++) {
+        if (newest == NULL || block_at(i)->taken > newest->taken) {
+            newest = block_at(i);
         }
     }
     return newest;
@@ -105,10 +67,11 @@ sim_block_newest(uintptr_t start, size_t nbytes)
 const struct sim_block *
 sim_block_given(uintptr_t start, size_t nbytes)
 {
-    for (size_t i = index_of(start);
-         i < blocks.n && blocks.items[i].start < start + nbytes; i++) {
-        if (blocks.items[i].given != 0) {
-            return &blocks.items[i];
+    size_t first = sim_intervals_find(&blocks, start);
+    size_t end = sim_intervals_limit(&blocks, first, start + nbytes);
+    for (size_t i = first; i < end; i++) {
+        if (block_at(i)->given != 0) {
+            return block_at(i);
         }
     }
     return NULL;
@@ -149,8 +112,7 @@ hand_out(uintptr_t ptr, size_t nbytes, struct sim_queue *queue)
     }
     sim_checker_touch(access, ptr, nbytes, queue == NULL);
     sim_blocks_forget(ptr, nbytes);
-    insert(index_of(ptr),
-           (struct sim_block){.start = ptr, .end = ptr + nbytes, .taken = access->seq});
+    insert((struct sim_block){.where = {ptr, ptr + nbytes}, .taken = access->seq});
     sim_access_release(access);
 }
 
@@ -170,9 +132,8 @@ nrm_cudasim_block_taken(uintptr_t ptr, size_t nbytes, int device, uintptr_t stre
         }
         else {
             sim_blocks_forget(ptr, nbytes);
-            insert(index_of(ptr), (struct sim_block){.start = ptr,
-                                                     .end = ptr + nbytes,
-                                                     .taken = sim_checker_number()});
+            insert((struct sim_block){.where = {ptr, ptr + nbytes},
+                                      .taken = sim_checker_number()});
         }
     }
     sim_unlock();
@@ -187,13 +148,12 @@ nrm_cudasim_block_given(uintptr_t ptr, size_t nbytes)
     sim_lock();
     if (sim.config.check) {
         const struct sim_block *old = sim_block_newest(ptr, nbytes);
-        struct sim_block block = {.start = ptr,
-                                  .end = ptr + nbytes,
+        struct sim_block block = {.where = {ptr, ptr + nbytes},
                                   .taken = old != NULL ? old->taken : 0,
                                   .given = sim_checker_number(),
                                   .thread = sim_checker_thread()};
         sim_blocks_forget(ptr, nbytes);
-        insert(index_of(ptr), block);
+        insert(block);
     }
     sim_unlock();
 }

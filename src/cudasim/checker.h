@@ -17,6 +17,7 @@
 #ifndef NRM_CUDASIM_CHECKER_H
 #define NRM_CUDASIM_CHECKER_H
 
+#include "intervals.h"
 #include "sim.h"
 
 enum { SIM_HOST_ACTOR = 0 };
@@ -86,8 +87,7 @@ void sim_races_reset(void);
 /* ---- blocks (blocks.c) ----------------------------------------------------------- */
 
 struct sim_block {
-    uintptr_t start;
-    uintptr_t end;
+    struct sim_interval where;
     uint64_t taken; /* the number of the handing out */
     uint64_t given; /* of the giving back; 0: it is in use */
     int thread;     /* that gave it back */

@@ -8,21 +8,21 @@
 #include "checker.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 struct cell {
-    uintptr_t start;
-    uintptr_t end;
+    struct sim_interval where;
     struct sim_access *write; /* retained, like the next ones; NULL: none */
     struct sim_access **reads;
     size_t n_reads;
 };
 
-static struct {
-    struct cell *cells;
-    size_t n;
-    size_t capacity;
-} shadow;
+static struct sim_intervals shadow = {.item_nbytes = sizeof(struct cell)};
+
+static struct cell *
+cell_at(size_t index)
+{
+    return sim_intervals_at(&shadow, index);
+}
 
 /* ---- accesses -------------------------------------------------------------------- */
 
@@ -52,24 +52,6 @@ sim_access_precedes(const struct sim_access *before, const struct sim_access *af
 
 /* ---- cells ----------------------------------------------------------------------- */
 
-/* The first cell that ends behind the address. */
-static size_t
-index_of(uintptr_t address)
-{
-    size_t low = 0;
-    size_t high = shadow.n;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        if (shadow.cells[middle].end <= address) {
-            low = middle + 1;
-        }
-        else {
-            high = middle;
-        }
-    }
-    return low;
-}
-
 static void
 clear(struct cell *cell)
 {
@@ -83,50 +65,25 @@ clear(struct cell *cell)
     cell->n_reads = 0;
 }
 
-static bool
-insert(size_t index, struct cell cell)
-{
-    if (shadow.n == shadow.capacity) {
-        size_t capacity = shadow.capacity == 0 ? 256 : 2 * shadow.capacity;
-        void *cells = realloc(shadow.cells, capacity * sizeof *shadow.cells);
-        if (cells == NULL) {
-            sim_fault("the checker has no memory: it does not see everything");
-            return false;
-        }
-        shadow.cells = cells;
-        shadow.capacity = capacity;
-    }
-    memmove(shadow.cells + index + 1, shadow.cells + index,
-            (shadow.n - index) * sizeof *shadow.cells);
-    shadow.cells[index] = cell;
-    shadow.n++;
-    return true;
-}
-
 static void
 remove_cells(size_t first, size_t end)
 {
-    if (first == end) {
-        return;
-    }
     for (size_t i = first; i < end; i++) {
-        clear(&shadow.cells[i]);
+        clear(cell_at(i));
     }
-    memmove(shadow.cells + first, shadow.cells + end,
-            (shadow.n - end) * sizeof *shadow.cells);
-    shadow.n -= end - first;
+    sim_intervals_remove(&shadow, first, end);
 }
 
 /* No cell lies across the address from here on. */
 static bool
 cut(uintptr_t address)
 {
-    size_t index = index_of(address);
-    if (index == shadow.n || shadow.cells[index].start >= address) {
+    size_t index = sim_intervals_find(&shadow, address);
+    if (index == shadow.n || cell_at(index)->where.start >= address) {
         return true;
     }
-    struct cell *cell = &shadow.cells[index];
-    struct cell left = {.start = cell->start, .end = address};
+    struct cell *cell = cell_at(index);
+    struct cell left = {.where = {cell->where.start, address}};
     if (cell->n_reads != 0) {
         left.reads = malloc(cell->n_reads * sizeof *left.reads);
         if (left.reads == NULL) {
@@ -138,8 +95,8 @@ cut(uintptr_t address)
     }
     left.n_reads = cell->n_reads;
     left.write = retain(cell->write);
-    cell->start = address;
-    if (!insert(index, left)) {
+    cell->where.start = address;
+    if (!sim_intervals_insert(&shadow, index, &left)) {
         clear(&left);
         return false;
     }
@@ -151,15 +108,16 @@ static bool
 cover(uintptr_t start, uintptr_t end)
 {
     uintptr_t at = start;
-    for (size_t i = index_of(start); at < end; i++) {
-        uintptr_t next = i < shadow.n ? shadow.cells[i].start : end;
+    for (size_t i = sim_intervals_find(&shadow, start); at < end; i++) {
+        uintptr_t next = i < shadow.n ? cell_at(i)->where.start : end;
         if (next > at) {
             uintptr_t limit = next < end ? next : end;
-            if (!insert(i, (struct cell){.start = at, .end = limit})) {
+            struct cell cell = {.where = {at, limit}};
+            if (!sim_intervals_insert(&shadow, i, &cell)) {
                 return false;
             }
         }
-        at = shadow.cells[i].end;
+        at = cell_at(i)->where.end;
     }
     return true;
 }
@@ -175,7 +133,7 @@ are_ordered(const struct sim_access *a, const struct sim_access *b)
 static void
 compare(const struct cell *cell, const struct sim_access *access)
 {
-    size_t nbytes = cell->end - cell->start;
+    size_t nbytes = cell->where.end - cell->where.start;
     if (cell->write != NULL && !are_ordered(cell->write, access)) {
         sim_race_report(cell->write, access, nbytes);
     }
@@ -227,11 +185,11 @@ static void
 merge(size_t first, size_t end, const struct sim_access *access)
 {
     size_t n = first;
-    while (n < end && shadow.cells[n].write == access && shadow.cells[n].n_reads == 0) {
+    while (n < end && cell_at(n)->write == access && cell_at(n)->n_reads == 0) {
         n++;
     }
     if (n == end && end - first > 1) {
-        shadow.cells[first].end = shadow.cells[end - 1].end;
+        cell_at(first)->where.end = cell_at(end - 1)->where.end;
         remove_cells(first + 1, end);
     }
 }
@@ -243,25 +201,26 @@ sim_shadow_touch(struct sim_access *access, uintptr_t start, size_t nbytes, bool
     if (nbytes == 0 || !cut(start) || !cut(end) || (stays && !cover(start, end))) {
         return;
     }
-    size_t first = index_of(start);
-    size_t i = first;
-    for (; i < shadow.n && shadow.cells[i].start < end; i++) {
-        compare(&shadow.cells[i], access);
+    size_t first = sim_intervals_find(&shadow, start);
+    size_t limit = sim_intervals_limit(&shadow, first, end);
+    for (size_t i = first; i < limit; i++) {
+        compare(cell_at(i), access);
         if (stays) {
-            write_down(&shadow.cells[i], access);
+            write_down(cell_at(i), access);
         }
     }
     if (stays) {
-        merge(first, i, access);
+        merge(first, limit, access);
     }
 }
 
 void
 sim_shadow_await(struct sim_clock **clock, uintptr_t start, size_t nbytes)
 {
-    for (size_t i = index_of(start);
-         i < shadow.n && shadow.cells[i].start < start + nbytes; i++) {
-        const struct cell *cell = &shadow.cells[i];
+    size_t first = sim_intervals_find(&shadow, start);
+    size_t limit = sim_intervals_limit(&shadow, first, start + nbytes);
+    for (size_t i = first; i < limit; i++) {
+        const struct cell *cell = cell_at(i);
         if (cell->write != NULL) {
             sim_clock_join(clock, cell->write->clock);
         }
@@ -276,12 +235,8 @@ sim_shadow_forget(uintptr_t start, size_t nbytes)
 {
     uintptr_t end = start + nbytes;
     if (cut(start) && cut(end)) {
-        size_t first = index_of(start);
-        size_t i = first;
-        while (i < shadow.n && shadow.cells[i].start < end) {
-            i++;
-        }
-        remove_cells(first, i);
+        size_t first = sim_intervals_find(&shadow, start);
+        remove_cells(first, sim_intervals_limit(&shadow, first, end));
     }
 }
 
