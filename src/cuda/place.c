@@ -11,9 +11,8 @@
 
 enum { N_SPECIAL_HANDLES = 3 };
 
-/* -1: it is the primary one of no device. */
-static int
-device_of(nrm_CUcontext context)
+int
+nrm__cuda_find_device(nrm_CUcontext context)
 {
     int devices[NRM__MAX_DEVICES];
     int found = nrm__cuda_device_of(context);
@@ -48,7 +47,7 @@ nrm__cuda_stream_place(uintptr_t handle, struct nrm__cuda_place *out)
         return nrm__cuda_error(code, "the context of stream 0x%zx", (size_t)handle);
     }
     if (place.context != NULL) {
-        place.device = device_of(place.context);
+        place.device = nrm__cuda_find_device(place.context);
     }
     *out = place;
     return NRM_OK;

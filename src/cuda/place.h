@@ -12,6 +12,10 @@ struct nrm__cuda_place {
     int device;            /* whose primary context it is; -1: of none */
 };
 
+/* The device whose primary context this is; those that nobody has used yet are retained to
+   be known. -1: none. */
+int nrm__cuda_find_device(nrm_CUcontext context);
+
 /* Where the stream of a handle is. Two calls that never block, unless the context is a
    primary one that we see for the first time: detached, no lock held. NRM_CUDA_ERROR: the
    handle is that of no stream, as far as the driver can tell. */

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/planted.h"
+#include "cuda/place.h"
 
 enum { N_SPECIAL_HANDLES = 3 };
 
@@ -33,24 +34,6 @@ leave(struct place *place)
     else {
         nrm__cuda_unrelax(place->scope.driver, place->scope.mode);
     }
-}
-
-/* The device whose primary context this is; those that nobody has used yet are retained
-   to be known. -1: none. */
-static int
-find_device(nrm_CUcontext context)
-{
-    int devices[NRM__MAX_DEVICES];
-    int found = nrm__cuda_device_of(context);
-    int n = found < 0 ? nrm__cuda_active_devices(devices) : 0;
-    for (int i = 0; i < n && found < 0; i++) {
-        struct nrm__cuda_scope scope;
-        if (nrm__cuda_enter_existing(devices[i], &scope) == NRM_OK) {
-            nrm__cuda_leave(&scope);
-            found = nrm__cuda_device_of(context);
-        }
-    }
-    return found;
 }
 
 /* NRM_NOT_FOUND: there is no driver or no context. */
@@ -81,7 +64,7 @@ locate(struct place *place, uintptr_t handle)
         if (code != NRM_CUDA_SUCCESS) {
             return code;
         }
-        place->scope.device = find_device(place->scope.context);
+        place->scope.device = nrm__cuda_find_device(place->scope.context);
         place->scope.generation = nrm__cuda_generation_noticed(place->scope.device);
     }
     return NRM_CUDA_SUCCESS;
