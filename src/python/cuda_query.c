@@ -56,36 +56,38 @@ pointer_attribute(const struct nrm__driver *driver, nrm_CUpointer_attribute attr
     return code == NRM_CUDA_SUCCESS ? value : 0;
 }
 
-bool
-cuda_is_registered(const void *ptr)
+/* What the driver says memory is; false: nobody can be asked. */
+static bool
+find_memory_type(const void *ptr, unsigned *out_type, bool *out_is_managed)
 {
     const struct nrm__driver *driver = nrm__cuda_driver();
     if (driver == NULL || nrm__cuda_is_forked()) {
         return false;
     }
     nrm_CUstreamCaptureMode mode = nrm__cuda_relax(driver);
-    unsigned type =
-        pointer_attribute(driver, NRM_CU_POINTER_ATTRIBUTE_MEMORY_TYPE, ptr);
-    unsigned managed =
-        pointer_attribute(driver, NRM_CU_POINTER_ATTRIBUTE_IS_MANAGED, ptr);
+    *out_type = pointer_attribute(driver, NRM_CU_POINTER_ATTRIBUTE_MEMORY_TYPE, ptr);
+    *out_is_managed =
+        pointer_attribute(driver, NRM_CU_POINTER_ATTRIBUTE_IS_MANAGED, ptr) != 0;
     nrm__cuda_unrelax(driver, mode);
-    return type == NRM_CU_MEMORYTYPE_HOST && managed == 0;
+    return true;
+}
+
+bool
+cuda_is_registered(const void *ptr)
+{
+    unsigned type;
+    bool is_managed;
+    return find_memory_type(ptr, &type, &is_managed) &&
+           type == NRM_CU_MEMORYTYPE_HOST && !is_managed;
 }
 
 bool
 cuda_is_device_memory(const void *ptr)
 {
-    const struct nrm__driver *driver = nrm__cuda_driver();
-    if (driver == NULL || nrm__cuda_is_forked()) {
-        return false;
-    }
-    nrm_CUstreamCaptureMode mode = nrm__cuda_relax(driver);
-    unsigned type =
-        pointer_attribute(driver, NRM_CU_POINTER_ATTRIBUTE_MEMORY_TYPE, ptr);
-    unsigned managed =
-        pointer_attribute(driver, NRM_CU_POINTER_ATTRIBUTE_IS_MANAGED, ptr);
-    nrm__cuda_unrelax(driver, mode);
-    return type == NRM_CU_MEMORYTYPE_DEVICE || managed != 0;
+    unsigned type;
+    bool is_managed;
+    return find_memory_type(ptr, &type, &is_managed) &&
+           (type == NRM_CU_MEMORYTYPE_DEVICE || is_managed);
 }
 
 /* ---- Python functions ---- */
