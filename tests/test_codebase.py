@@ -74,6 +74,12 @@ def test_a_file_includes_only_what_its_layer_may(path: Path) -> None:
     assert wrong == []
 
 
+def test_a_c_test_has_600_lines_at_most() -> None:
+    files = (ROOT / "tests" / "c").glob("*.[ch]")
+    lengths = {path.name: path.read_text().count("\n") for path in files}
+    assert {name: n for name, n in lengths.items() if n > 600} == {}
+
+
 def test_python_h_comes_first() -> None:
     for path in SRC.glob("python/*.c"):
         first = next(includes(path), ("", False))[0]

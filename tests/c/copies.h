@@ -12,58 +12,58 @@
 #include "simulator.h"
 
 #define COPIES_NBYTES ((size_t)1 << 20)
+#define COPIES_MOST (2 * COPIES_NBYTES) /* at once */
 
 struct copies {
     nrm_resource *source; /* a reference */
     nrm_CUcontext context;
     nrm_CUstream stream;    /* non-blocking */
-    nrm_CUdeviceptr device; /* a buffer of COPIES_NBYTES */
+    nrm_CUdeviceptr device; /* a buffer of COPIES_MOST */
 };
-
-static inline nrm_resource *
-copies__pinned(void)
-{
-    nrm_resource *mr = NULL;
-    CHECK_OK(nrm_pinned_create(NULL, &mr));
-    return mr;
-}
-
-static inline nrm_resource *
-copies__managed(void)
-{
-    nrm_resource *mr = NULL;
-    CHECK_OK(nrm_managed_create(NULL, &mr));
-    return mr;
-}
 
 static const struct copies_kind {
     const char *name;
     nrm_resource *(*create)(void);
 } copies_kinds[] = {
-    {"pinned", copies__pinned},
-    {"managed", copies__managed},
+    {"pinned", pinned_source},
+    {"managed", managed_source},
 };
 
 static inline void
-copies_enter(struct copies *copies)
+copies_enter(struct copies *copies, int ordinal)
 {
     nrm_CUdevice device;
     CHECK_EQ(cuda.cuInit(0), NRM_CUDA_SUCCESS);
-    CHECK_EQ(cuda.cuDeviceGet(&device, 0), NRM_CUDA_SUCCESS);
+    CHECK_EQ(cuda.cuDeviceGet(&device, ordinal), NRM_CUDA_SUCCESS);
     CHECK_EQ(cuda.cuDevicePrimaryCtxRetain(&copies->context, device), NRM_CUDA_SUCCESS);
     CHECK_EQ(cuda.cuCtxSetCurrent(copies->context), NRM_CUDA_SUCCESS);
+}
+
+/* The stream and the buffer, on a device. */
+static inline void
+copies_start_on(struct copies *copies, int ordinal)
+{
+    copies_enter(copies, ordinal);
+    CHECK_EQ(cuda.cuStreamCreate(&copies->stream, 1), NRM_CUDA_SUCCESS);
+    CHECK_EQ(cuda.cuMemAlloc(&copies->device, COPIES_MOST), NRM_CUDA_SUCCESS);
+}
+
+/* On device 0 of a machine that starts; `config`: NULL for the usual one. */
+static inline struct copies
+copies_begin_with(const struct nrm_cudasim_config *config,
+                  const struct copies_kind *kind)
+{
+    struct copies copies = {0};
+    simulator_start(config);
+    copies_start_on(&copies, 0);
+    copies.source = kind->create();
+    return copies;
 }
 
 static inline struct copies
 copies_begin(const struct copies_kind *kind)
 {
-    struct copies copies = {0};
-    simulator_start(NULL);
-    copies_enter(&copies);
-    CHECK_EQ(cuda.cuStreamCreate(&copies.stream, 1), NRM_CUDA_SUCCESS);
-    CHECK_EQ(cuda.cuMemAlloc(&copies.device, COPIES_NBYTES), NRM_CUDA_SUCCESS);
-    copies.source = kind->create();
-    return copies;
+    return copies_begin_with(NULL, kind);
 }
 
 /* Releases `mr`, made over the source, and the source: nothing may be left. */
@@ -108,7 +108,7 @@ copies_to_device(struct copies *copies, const void *ptr, size_t nbytes)
 static inline bool
 copies_arrived(struct copies *copies, unsigned char byte, size_t nbytes)
 {
-    static unsigned char copy[COPIES_NBYTES];
+    static unsigned char copy[COPIES_MOST];
     CHECK_EQ(cuda.cuMemcpyDtoH(copy, copies->device, nbytes), NRM_CUDA_SUCCESS);
     return copy[0] == byte && memcmp(copy, copy + 1, nbytes - 1) == 0;
 }

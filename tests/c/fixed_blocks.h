@@ -28,14 +28,6 @@ static void *rest[N_BLOCKS - 1]; /* see take_last_and_read */
 
 /* ---- resources ---- */
 
-static inline nrm_resource *
-device_source(void)
-{
-    nrm_resource *source = NULL;
-    CHECK_OK(nrm_device_create(NULL, &source));
-    return source;
-}
-
 /* Each of these takes the reference to its upstream. */
 static inline nrm_resource *
 limited(nrm_resource *upstream, size_t nbytes)
@@ -46,15 +38,6 @@ limited(nrm_resource *upstream, size_t nbytes)
     CHECK_OK(nrm_limiting_create(upstream, &options, &limiting));
     nrm_resource_release(upstream);
     return limiting;
-}
-
-static inline nrm_resource *
-counted(nrm_resource *upstream)
-{
-    nrm_resource *statistics = NULL;
-    CHECK_OK(nrm_statistics_create(upstream, &statistics));
-    nrm_resource_release(upstream);
-    return statistics;
 }
 
 static inline nrm_resource *
@@ -116,13 +99,13 @@ make_bins(size_t n_blocks)
 static inline nrm_resource *
 make_under_adaptors(size_t n_blocks)
 {
-    return counted(limited(make_fixed(n_blocks), MANY * block_nbytes));
+    return statistics_over(limited(make_fixed(n_blocks), MANY * block_nbytes));
 }
 
 static inline nrm_resource *
 make_bins_under_adaptors(size_t n_blocks)
 {
-    return limited(counted(make_bins(n_blocks)), MANY * block_nbytes);
+    return limited(statistics_over(make_bins(n_blocks)), MANY * block_nbytes);
 }
 
 static const struct over {
@@ -246,14 +229,6 @@ give_all(void **blocks, int n, nrm_stream *stream)
     for (int i = 0; i < n; i++) {
         give(blocks[i], stream);
     }
-}
-
-static inline int64_t
-parked_nbytes(void)
-{
-    nrm_statistics statistics = {0};
-    CHECK_OK(nrm_resource_statistics(mr, &statistics));
-    return statistics.parked_bytes;
 }
 
 static inline nrm_CUdeviceptr

@@ -1,5 +1,5 @@
-/* What several test programs need: a source that counts, patterns, a reproducible stream of
-   random numbers, and starting the core as the extension does. */
+/* What several test programs need: sources, one that counts among them, patterns, a
+   reproducible stream of random numbers, and starting the core as the extension does. */
 #ifndef NRM_TESTS_FIXTURES_H
 #define NRM_TESTS_FIXTURES_H
 
@@ -8,8 +8,10 @@
 
 #include "builtin.h"
 #include "check.h"
+#include "nrm/adaptors.h"
 #include "nrm/pools.h"
 #include "nrm/registry.h"
+#include "nrm/sources.h"
 
 /* A C callback source over the C heap that counts what it gave, with an optional limit. */
 struct counting {
@@ -78,6 +80,24 @@ counting_source(struct counting *counting)
     return mr;
 }
 
+/* A source of ordinary memory, by functions. */
+static inline nrm_resource *
+callback_source(nrm_status (*allocate)(void *context, size_t nbytes, size_t alignment,
+                                       nrm_stream *stream, void **out),
+                nrm_status (*deallocate)(void *context, void *ptr, size_t nbytes,
+                                         nrm_stream *stream),
+                void *context)
+{
+    nrm_callback_options options = NRM_OPTIONS(nrm_callback_options);
+    nrm_resource *mr = NULL;
+    options.kind = NRM_KIND_HOST;
+    options.allocate = allocate;
+    options.deallocate = deallocate;
+    options.context = context;
+    CHECK_OK(nrm_callback_create(&options, &mr));
+    return mr;
+}
+
 static inline nrm_resource *
 host_source(void)
 {
@@ -86,7 +106,41 @@ host_source(void)
     return mr;
 }
 
-/* A pool over `upstream`, whose reference it takes. */
+static inline nrm_resource *
+pinned_source(void)
+{
+    nrm_resource *mr = NULL;
+    CHECK_OK(nrm_pinned_create(NULL, &mr));
+    return mr;
+}
+
+static inline nrm_resource *
+managed_source(void)
+{
+    nrm_resource *mr = NULL;
+    CHECK_OK(nrm_managed_create(NULL, &mr));
+    return mr;
+}
+
+static inline nrm_resource *
+device_source(void)
+{
+    nrm_resource *mr = NULL;
+    CHECK_OK(nrm_device_create(NULL, &mr));
+    return mr;
+}
+
+/* A statistics adaptor over `upstream`, whose reference it takes. */
+static inline nrm_resource *
+statistics_over(nrm_resource *upstream)
+{
+    nrm_resource *mr = NULL;
+    CHECK_OK(nrm_statistics_create(upstream, &mr));
+    nrm_resource_release(upstream);
+    return mr;
+}
+
+
 static inline nrm_resource *
 pool_over(nrm_resource *upstream, size_t maximum_nbytes)
 {
@@ -106,20 +160,30 @@ allocate(nrm_resource *mr, size_t nbytes)
     return ptr;
 }
 
-static inline int64_t
-live_nbytes(nrm_resource *mr)
+static inline nrm_statistics
+statistics_of(nrm_resource *mr)
 {
     nrm_statistics statistics = {0};
     CHECK_OK(nrm_resource_statistics(mr, &statistics));
-    return statistics.current_bytes;
+    return statistics;
+}
+
+static inline int64_t
+live_nbytes(nrm_resource *mr)
+{
+    return statistics_of(mr).current_bytes;
 }
 
 static inline int64_t
 reserved_nbytes(nrm_resource *mr)
 {
-    nrm_statistics statistics = {0};
-    CHECK_OK(nrm_resource_statistics(mr, &statistics));
-    return statistics.reserved_bytes;
+    return statistics_of(mr).reserved_bytes;
+}
+
+static inline int64_t
+parked_nbytes(nrm_resource *mr)
+{
+    return statistics_of(mr).parked_bytes;
 }
 
 /* xorshift64: the same numbers on every machine. */

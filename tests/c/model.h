@@ -272,14 +272,7 @@ model__failing_deallocate(void *context, void *ptr, size_t nbytes, nrm_stream *s
 static inline nrm_resource *
 model_failing_source(struct model_failing *failing)
 {
-    nrm_callback_options options = NRM_OPTIONS(nrm_callback_options);
-    nrm_resource *mr = NULL;
-    options.kind = NRM_KIND_HOST;
-    options.allocate = model__failing_allocate;
-    options.deallocate = model__failing_deallocate;
-    options.context = failing;
-    CHECK_OK(nrm_callback_create(&options, &mr));
-    return mr;
+    return callback_source(model__failing_allocate, model__failing_deallocate, failing);
 }
 
 #endif

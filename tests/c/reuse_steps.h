@@ -155,14 +155,6 @@ start_with(size_t nbytes)
     CHECK_EQ(cuda.cuMemAlloc(&it.scratch, N_WORKS * WORK), NRM_CUDA_SUCCESS);
 }
 
-static inline nrm_resource *
-pinned_source(void)
-{
-    nrm_resource *mr = NULL;
-    CHECK_OK(nrm_pinned_create(NULL, &mr));
-    return mr;
-}
-
 static inline void
 start_pinned_as(nrm_reuse reuse)
 {
@@ -231,14 +223,6 @@ start_pinned_fixed(void)
 {
     start_with(PINNED_BLOCK);
     it.pool = fixed_over(pinned_source());
-}
-
-static inline nrm_resource *
-device_source(void)
-{
-    nrm_resource *mr = NULL;
-    CHECK_OK(nrm_device_create(NULL, &mr));
-    return mr;
 }
 
 static inline void

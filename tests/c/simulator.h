@@ -27,6 +27,7 @@
 #include "core/uses.h"
 #include "cuda/driver.h"
 #include "cudasim.h"
+#include "os/system.h"
 
 static struct {
     __typeof__(nrm_cudasim_default_config) *default_config;
@@ -140,6 +141,45 @@ simulator_check_faults(void)
     CHECK_EQ(sim.fault_count(), 0u);
 }
 
+/* A stream that is captured from the beginning. */
+static inline nrm_CUstream
+simulator_begin_capture(unsigned flags, int mode)
+{
+    nrm_CUstream stream = NULL;
+    CHECK_EQ(cuda.cuStreamCreate(&stream, flags), NRM_CUDA_SUCCESS);
+    CHECK_EQ(cuda.cuStreamBeginCapture(stream, (nrm_CUstreamCaptureMode)mode),
+             NRM_CUDA_SUCCESS);
+    return stream;
+}
+
+/* Ends a capture, and its graph. */
+static inline nrm_CUresult
+simulator_end_capture(nrm_CUstream stream)
+{
+    nrm_CUgraph graph = NULL;
+    nrm_CUresult code = cuda.cuStreamEndCapture(stream, &graph);
+    if (graph != NULL) {
+        cuda.cuGraphDestroy(graph);
+    }
+    return code;
+}
+
+/* A thread that lets a held stream go a while later. */
+static inline void *
+simulator_release_later(void *stream)
+{
+    nrm__sleep_ns(60000000);
+    CHECK_EQ(sim.release_stream(stream), 0);
+    return NULL;
+}
+
+/* Work of the host in a stream: it takes so many nanoseconds, and does nothing. */
+static inline void
+simulator_sleep(void *ns)
+{
+    nrm__sleep_ns((uintptr_t)ns);
+}
+
 /* A machine that looks for races. */
 static inline struct nrm_cudasim_config
 simulator_checked(void)
@@ -164,17 +204,7 @@ simulator_tell_races(void)
 static inline int
 in_child(void (*part)(void))
 {
-    int status = -1;
-    fflush(stdout);
-    pid_t child = fork();
-    if (child == 0) {
-        unsigned before = atomic_load(&check__.n_failures);
-        part();
-        fflush(stdout);
-        _exit(atomic_load(&check__.n_failures) == before ? 0 : 1);
-    }
-    waitpid(child, &status, 0);
-    return status;
+    return check__fork_status(part, false);
 }
 
 /* Whether the driver knows an address as page-locked host memory. */

@@ -36,14 +36,6 @@ ahead_over(nrm_resource *upstream, size_t maximum_nbytes)
     return mr;
 }
 
-static nrm_statistics
-statistics_of(nrm_resource *mr)
-{
-    nrm_statistics statistics = {0};
-    CHECK_OK(nrm_resource_statistics(mr, &statistics));
-    return statistics;
-}
-
 /* Blocks that stay, a MiB each. */
 static void
 take(nrm_resource *mr, size_t n)
@@ -223,17 +215,11 @@ slow_deallocate(void *context, void *ptr, size_t nbytes, nrm_stream *stream)
 static nrm_resource *
 slow_pool(void)
 {
-    nrm_callback_options options = NRM_OPTIONS(nrm_callback_options);
-    nrm_resource *source = NULL;
     slow.counting = (struct counting){0};
     sem_init(&slow.begun, 0, 0);
     sem_init(&slow.go_on, 0, 0);
     atomic_store(&slow.is_slow, true);
-    options.kind = NRM_KIND_HOST;
-    options.allocate = slow_allocate;
-    options.deallocate = slow_deallocate;
-    CHECK_OK(nrm_callback_create(&options, &source));
-    return ahead_over(source, 0);
+    return ahead_over(callback_source(slow_allocate, slow_deallocate, NULL), 0);
 }
 
 /* The thread may be the last to let go of it. */
@@ -483,30 +469,6 @@ TEST(a_pool_may_die_while_it_grows)
 }
 
 /* ---- memory that GPUs use ---- */
-
-static nrm_resource *
-pinned_source(void)
-{
-    nrm_resource *mr = NULL;
-    CHECK_OK(nrm_pinned_create(NULL, &mr));
-    return mr;
-}
-
-static nrm_resource *
-managed_source(void)
-{
-    nrm_resource *mr = NULL;
-    CHECK_OK(nrm_managed_create(NULL, &mr));
-    return mr;
-}
-
-static nrm_resource *
-device_source(void)
-{
-    nrm_resource *mr = NULL;
-    CHECK_OK(nrm_device_create(NULL, &mr));
-    return mr;
-}
 
 static const struct {
     const char *name;

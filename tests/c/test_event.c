@@ -116,24 +116,10 @@ TEST(an_event_is_done_when_its_context_was_reset)
 
 /* ---- captures ---- */
 
-static nrm_CUstream
-begin_capture(unsigned flags)
-{
-    nrm_CUstream stream = NULL;
-    CHECK_EQ(cuda.cuStreamCreate(&stream, flags), NRM_CUDA_SUCCESS);
-    CHECK_EQ(cuda.cuStreamBeginCapture(stream, NRM_CU_STREAM_CAPTURE_MODE_GLOBAL),
-             NRM_CUDA_SUCCESS);
-    return stream;
-}
-
 static nrm_CUresult
 end_capture(nrm_CUstream stream)
 {
-    nrm_CUgraph graph = NULL;
-    nrm_CUresult code = cuda.cuStreamEndCapture(stream, &graph);
-    if (graph != NULL) {
-        cuda.cuGraphDestroy(graph);
-    }
+    nrm_CUresult code = simulator_end_capture(stream);
     cuda.cuStreamDestroy(stream);
     return code;
 }
@@ -142,7 +128,8 @@ TEST(a_capture_on_a_blocking_stream_is_seen_beforehand)
 {
     struct nrm__cuda_event event;
     start(NULL);
-    nrm_CUstream stream = begin_capture(NRM_CU_STREAM_DEFAULT);
+    nrm_CUstream stream = simulator_begin_capture(NRM_CU_STREAM_DEFAULT,
+                                                  NRM_CU_STREAM_CAPTURE_MODE_GLOBAL);
     CHECK_EQ(nrm__cuda_record(0, &event), NRM__RECORD_CAPTURE);
     CHECK_EQ(nrm__cuda_record(0, &event), NRM__RECORD_CAPTURE);
     CHECK_EQ(end_capture(stream), NRM_CUDA_SUCCESS);
@@ -155,12 +142,14 @@ TEST(a_capture_on_a_non_blocking_stream_is_broken_once)
 {
     struct nrm__cuda_event event;
     start(NULL);
-    nrm_CUstream stream = begin_capture(NRM_CU_STREAM_NON_BLOCKING);
+    nrm_CUstream stream = simulator_begin_capture(NRM_CU_STREAM_NON_BLOCKING,
+                                                  NRM_CU_STREAM_CAPTURE_MODE_GLOBAL);
     CHECK_EQ(nrm__cuda_record(0, &event), NRM__RECORD_INVALIDATED);
     CHECK_EQ(nrm__cuda_record(0, &event), NRM__RECORD_CAPTURE);
     CHECK_NE(end_capture(stream), NRM_CUDA_SUCCESS);
     CHECK_EQ(nrm__cuda_record(0, &event), NRM__RECORD_CAPTURE);
-    stream = begin_capture(NRM_CU_STREAM_NON_BLOCKING);
+    stream = simulator_begin_capture(NRM_CU_STREAM_NON_BLOCKING,
+                                     NRM_CU_STREAM_CAPTURE_MODE_GLOBAL);
     CHECK_EQ(nrm__cuda_record(0, &event), NRM__RECORD_CAPTURE);
     CHECK_EQ(end_capture(stream), NRM_CUDA_SUCCESS);
     nrm__cuda_capture_lift(1);
@@ -176,7 +165,8 @@ TEST(asking_leaves_a_capture_intact)
     struct nrm__cuda_event event;
     start(NULL);
     REQUIRE_EQ(nrm__cuda_record(0, &event), NRM__RECORDED);
-    nrm_CUstream stream = begin_capture(NRM_CU_STREAM_NON_BLOCKING);
+    nrm_CUstream stream = simulator_begin_capture(NRM_CU_STREAM_NON_BLOCKING,
+                                                  NRM_CU_STREAM_CAPTURE_MODE_GLOBAL);
     CHECK_EQ(nrm__cuda_event_query(&event), NRM_OK);
     nrm__cuda_check_generations();
     CHECK_EQ(end_capture(stream), NRM_CUDA_SUCCESS);

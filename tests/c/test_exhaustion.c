@@ -42,14 +42,8 @@ failing_deallocate(void *context, void *ptr, size_t nbytes, nrm_stream *stream)
 static nrm_resource *
 pool_over_failing(struct failing *failing, size_t maximum_nbytes)
 {
-    nrm_callback_options options = NRM_OPTIONS(nrm_callback_options);
-    nrm_resource *mr = NULL;
-    options.kind = NRM_KIND_HOST;
-    options.allocate = failing_allocate;
-    options.deallocate = failing_deallocate;
-    options.context = failing;
-    CHECK_OK(nrm_callback_create(&options, &mr));
-    return pool_over(mr, maximum_nbytes);
+    return pool_over(callback_source(failing_allocate, failing_deallocate, failing),
+                     maximum_nbytes);
 }
 
 /* ---- every call of the upstream fails, each in a run of its own ---- */

@@ -100,7 +100,7 @@ TEST_EACH(the_host_gets_only_what_is_done, overs)
     CHECK_EQ(live_nbytes(mr), 0);
     check_full(NULL);
     CHECK_STR_HAS(nrm_last_error()->message, "freed but not done on the GPU");
-    CHECK_EQ(parked_nbytes(), N_BLOCKS * (int64_t)block_nbytes);
+    CHECK_EQ(parked_nbytes(mr), N_BLOCKS * (int64_t)block_nbytes);
     let_go(a);
     CHECK(has_seen(7));
     take_all(blocks, N_BLOCKS, NULL);
@@ -218,7 +218,7 @@ TEST_EACH(a_block_of_a_capture_belongs_to_its_graph, overs)
     CHECK(take(a) == ptr);
     give(ptr, a);
     nrm_CUgraph graph = end_capture(a);
-    CHECK_EQ(parked_nbytes(), (int64_t)block_nbytes);
+    CHECK_EQ(parked_nbytes(mr), (int64_t)block_nbytes);
     take_all(others, N_BLOCKS - 1, b);
     for (int i = 0; i < N_BLOCKS - 1; i++) {
         CHECK(others[i] != ptr);

@@ -1,119 +1,15 @@
-/* HostMemoryResource: alignment, huge pages, growth, what is given back. */
-
-#include "check.h"
-
-#include <errno.h>
-#include <sys/mman.h>
-
+/* HostMemoryResource: alignment, huge pages, what is given back, threads and forks. How its
+   blocks are resized is in test_host_resize.c. */
 #include "base/bits.h"
+#include "check.h"
 #include "core/ops.h"
+#include "host_blocks.h"
 #include "nrm/options.h"
 #include "nrm/sources.h"
 #include "os/lines.h"
 #include "os/memory.h"
 #include "os/numa.h"
 #include "os/system.h"
-
-static nrm_resource *
-create_with(nrm_huge_pages huge_pages)
-{
-    nrm_host_options options = NRM_OPTIONS(nrm_host_options);
-    nrm_resource *mr = NULL;
-    options.huge_pages = huge_pages;
-    CHECK_OK(nrm_host_create(&options, &mr));
-    return mr;
-}
-
-static nrm_resource *
-create(void)
-{
-    nrm_resource *mr = NULL;
-    CHECK_OK(nrm_host_create(NULL, &mr));
-    return mr;
-}
-
-static void
-check_all(nrm_resource *mr)
-{
-    mr->ops->check(mr);
-}
-
-static char *
-allocate(nrm_resource *mr, size_t nbytes)
-{
-    void *ptr = NULL;
-    CHECK_OK(nrm_resource_allocate(mr, nbytes, 0, NULL, &ptr));
-    return ptr;
-}
-
-static char *
-reallocate(nrm_resource *mr, char *ptr, size_t nbytes)
-{
-    void *moved = NULL;
-    CHECK_OK(nrm_resource_reallocate(mr, ptr, nbytes, 0, NULL, &moved));
-    return moved;
-}
-
-static void
-deallocate(nrm_resource *mr, void *ptr)
-{
-    CHECK_OK(nrm_resource_deallocate(mr, ptr, 0, NULL));
-}
-
-static int64_t
-reserved_nbytes(nrm_resource *mr)
-{
-    nrm_statistics statistics = {0};
-    CHECK_OK(nrm_resource_statistics(mr, &statistics));
-    return statistics.reserved_bytes;
-}
-
-static size_t
-capacity_of(const void *ptr)
-{
-    nrm_block_info info;
-    if (!CHECK_EQ(nrm_block_find(ptr, &info), NRM_OK)) {
-        return 0;
-    }
-    nrm_resource_release(info.resource);
-    return info.capacity;
-}
-
-/* The number of pages of a block that are present. */
-static size_t
-count_present(const void *ptr, size_t nbytes)
-{
-    static unsigned char present[32768];
-    size_t n_pages = (nbytes + nrm__page_size() - 1) / nrm__page_size();
-    size_t n = 0;
-    if (n_pages > sizeof present ||
-        mincore((void *)(uintptr_t)ptr, nbytes, present) != 0) {
-        return SIZE_MAX;
-    }
-    for (size_t i = 0; i < n_pages; i++) {
-        n += present[i] & 1;
-    }
-    return n;
-}
-
-static void
-write_numbers(char *ptr, size_t nbytes)
-{
-    for (size_t i = 0; i + 8 <= nbytes; i += 512) {
-        memcpy(ptr + i, &i, sizeof i);
-    }
-}
-
-static bool
-has_numbers(const char *ptr, size_t nbytes)
-{
-    for (size_t i = 0; i + 8 <= nbytes; i += 512) {
-        if (memcmp(ptr + i, &i, sizeof i) != 0) {
-            return false;
-        }
-    }
-    return true;
-}
 
 static bool
 is_zero(const char *ptr, size_t nbytes)
@@ -460,169 +356,6 @@ TEST(pages_lie_on_the_node_that_was_asked_for)
     }
 }
 
-/* ---- resizing ---- */
-
-static const struct {
-    const char *name;
-    size_t from, to;
-} resizes[] = {
-    {"cell, in place", 500, 510},
-    {"cell, to half", 500, 260},
-    {"cell to cell", 500, 5000},
-    {"cell down", 5000, 50},
-    {"cell to mapping", 5000, 50000},
-    {"mapping to cell", 50000, 5000},
-    {"mapping by a byte", 49152, 49153},
-    {"mapping up", 50000, 3000000},
-    {"into huge pages", 3000000, 30000000},
-    {"huge up", 16000000, 64000000},
-    {"huge down", 64000000, 16000000},
-    {"huge to small pages", 64000000, 100000},
-    {"huge to a cell", 64000000, 10},
-    {"same", 100000, 100000},
-};
-
-TEST_EACH(a_resize_keeps_what_both_have, resizes)
-{
-    static const nrm_huge_pages modes[] = {NRM_HUGE_PAGES_AUTO, NRM_HUGE_PAGES_NEVER,
-                                           NRM_HUGE_PAGES_ALWAYS};
-    for (size_t i = 0; i < sizeof modes / sizeof *modes; i++) {
-        nrm_resource *mr = create_with(modes[i]);
-        size_t kept = nrm__min(row->from, row->to);
-        char *ptr = allocate(mr, row->from);
-        write_numbers(ptr, row->from);
-        ptr = reallocate(mr, ptr, row->to);
-        CHECK_ALIGNED(ptr, 64);
-        CHECK(has_numbers(ptr, kept));
-        CHECK_GE(capacity_of(ptr), row->to);
-        write_numbers(ptr, row->to);
-        CHECK(has_numbers(ptr, row->to));
-        check_all(mr);
-        deallocate(mr, ptr);
-        CHECK_LE(reserved_nbytes(mr), (int64_t)(2 * NRM__MIB));
-        nrm_resource_release(mr);
-    }
-}
-
-TEST(shrinking_gives_whole_pages_back)
-{
-    nrm_resource *mr = create();
-    char *ptr = allocate(mr, 64 * NRM__MIB);
-    memset(ptr, 1, 64 * NRM__MIB);
-    char *smaller = reallocate(mr, ptr, 16 * NRM__MIB);
-    CHECK_EQ(smaller, ptr);
-    CHECK_EQ(reserved_nbytes(mr), (int64_t)(16 * NRM__MIB));
-    CHECK_EQ(count_present(ptr + 16 * NRM__MIB, nrm__page_size()),
-             SIZE_MAX); /* unmapped */
-    smaller = reallocate(mr, ptr, 10000);
-    CHECK_EQ(smaller, ptr);
-    CHECK_EQ(reserved_nbytes(mr), 12288);
-    deallocate(mr, ptr);
-    nrm_resource_release(mr);
-}
-
-TEST(big_blocks_grow_by_moving_pages_and_stay_huge)
-{
-    nrm_resource *mr = create();
-    size_t nbytes = 32 * NRM__MIB;
-    char *ptr = allocate(mr, nbytes);
-    char *behind = allocate(mr, nbytes); /* keeps it from growing in place, perhaps */
-    memset(ptr, 5, nbytes);
-    ptr = reallocate(mr, ptr, 8 * nbytes);
-    CHECK_EQ(count_present(ptr, nbytes), nbytes / nrm__page_size());
-    /* a copy would have touched no more, but here nothing was copied and nothing
-       split */
-    CHECK_EQ(count_present(ptr + nbytes, 2 * nbytes), 0u);
-    if (nrm__has_transparent_huge_pages()) {
-        CHECK_ALIGNED(ptr, NRM__HUGE_PAGE);
-        CHECK_EQ(nrm__mapping_page_size(ptr), NRM__HUGE_PAGE);
-    }
-    deallocate(mr, behind);
-    deallocate(mr, ptr);
-    nrm_resource_release(mr);
-}
-
-/* As NumPy's text reader grows its array: in steps, from nothing. */
-TEST(growth_in_small_steps_is_not_quadratic)
-{
-    nrm_resource *mr = create();
-    size_t step = 64 * NRM__KIB;
-    size_t total = 256 * NRM__MIB;
-    char *ptr = allocate(mr, 1000);
-    uint64_t before = nrm__clock_ns();
-    size_t n_moves = 0;
-    for (size_t nbytes = step; nbytes <= total; nbytes += step) {
-        char *grown = reallocate(mr, ptr, nbytes);
-        n_moves += grown != ptr;
-        ptr = grown;
-        ptr[nbytes - step] = (char)(nbytes / step);
-        ptr[nbytes - 1] = (char)(nbytes / step);
-    }
-    uint64_t took = nrm__clock_ns() - before;
-    for (size_t nbytes = step; nbytes <= total; nbytes += step) {
-        CHECK_EQ(ptr[nbytes - 1], (char)(nbytes / step));
-    }
-    CHECK_LT(n_moves, 100u);
-    CHECK_LE(capacity_of(ptr), total + total / 8 + NRM__HUGE_PAGE);
-    ptr = reallocate(mr, ptr, total - 1); /* the slack goes back in the end */
-    CHECK_LE(capacity_of(ptr), total);
-    NOTE("%zu steps to 256 MiB: %zu moves, %.1f ms", total / step, n_moves,
-         (double)took / 1e6);
-    deallocate(mr, ptr);
-    nrm_resource_release(mr);
-}
-
-TEST(a_growth_that_is_refused_leaves_the_block)
-{
-    static const size_t sizes[] = {100, 100000, 10000000};
-    nrm_resource *mr = create();
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        void *moved = NULL;
-        char *ptr = allocate(mr, sizes[i]);
-        write_numbers(ptr, sizes[i]);
-        CHECK_STATUS(nrm_resource_reallocate(mr, ptr, (size_t)1 << 50, 0, NULL, &moved),
-                     NRM_OUT_OF_MEMORY);
-        CHECK_EQ(moved, NULL);
-        CHECK(has_numbers(ptr, sizes[i]));
-        deallocate(mr, ptr);
-    }
-    nrm_resource_release(mr);
-}
-
-/* Whether pages of two mappings do not move as the kernel says it; Valgrind says that there
-   is no memory. */
-static bool
-is_split_told(void)
-{
-    size_t page = nrm__page_size();
-    char *ptr = mmap(NULL, 4 * page, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    bool is_split = mlock(ptr + page, page) == 0;
-    void *moved = mremap(ptr, 2 * page, 2 * NRM__GIB, MREMAP_MAYMOVE);
-    bool is_told = is_split && moved == MAP_FAILED && errno == EFAULT;
-    munmap(ptr, 4 * page);
-    return is_told;
-}
-
-/* Somebody else may lock or protect a part of a block: its pages then cannot move as
-   one. */
-TEST(a_block_whose_mapping_was_split_grows_by_a_copy)
-{
-    nrm_resource *mr = create();
-    size_t nbytes = 8 * NRM__MIB;
-    char *ptr = allocate(mr, nbytes);
-    write_numbers(ptr, nbytes);
-    if (!is_split_told() || mlock(ptr + NRM__MIB, nrm__page_size()) != 0) {
-        deallocate(mr, ptr);
-        nrm_resource_release(mr);
-        SKIP("memory cannot be locked here, or moves all the same");
-    }
-    ptr = reallocate(mr, ptr, 64 * NRM__MIB);
-    CHECK(has_numbers(ptr, nbytes));
-    deallocate(mr, ptr);
-    CHECK_EQ(reserved_nbytes(mr), 0);
-    nrm_resource_release(mr);
-}
-
 /* ---- threads and forks ---- */
 
 static size_t
@@ -691,7 +424,9 @@ TEST_EACH(threads_allocate_resize_and_trim, modes)
 }
 
 static atomic_bool stop;
+
 static nrm_resource *forked;
+
 static char *inherited;
 
 static void *

@@ -4,128 +4,14 @@
 #include <string.h>
 
 #include "base/bits.h"
+#include "copies.h"
 #include "core/capture.h"
 #include "core/known_uses.h"
-#include "copies.h"
+#include "noted_pool.h"
 #include "nrm/adaptors.h"
 #include "nrm/options.h"
 #include "nrm/uses.h"
 #include "streams.h"
-
-#define BLOCK COPIES_NBYTES
-
-/* ---- the program ---- */
-
-static nrm_resource *
-pool_with(nrm_resource *source, nrm_reuse reuse, size_t maximum_nbytes)
-{
-    nrm_pool_options options = NRM_OPTIONS(nrm_pool_options);
-    nrm_resource *mr = NULL;
-    options.reuse = reuse;
-    options.maximum_nbytes = maximum_nbytes;
-    options.on_exhausted = NRM_ON_EXHAUSTED_ERROR;
-    CHECK_OK(nrm_pool_create(source, &options, &mr));
-    return mr;
-}
-
-static void
-copy_on(const struct copies *copies, const nrm_stream *stream, const void *ptr)
-{
-    CHECK_EQ(cuda.cuMemcpyHtoDAsync(copies->device, ptr, BLOCK, handle_of(stream)),
-             NRM_CUDA_SUCCESS);
-}
-
-static void
-deallocate(nrm_resource *mr, void *ptr)
-{
-    CHECK_OK(nrm_resource_deallocate(mr, ptr, BLOCK, NULL));
-}
-
-static size_t
-n_uses(const void *ptr)
-{
-    nrm_use uses[8];
-    size_t n = 99;
-    CHECK_OK(nrm_block_uses(ptr, uses, 8, &n));
-    return n;
-}
-
-/* Whether the block comes back among the next ones; they are given back. */
-static bool
-comes_back(nrm_resource *mr, const void *ptr, int n)
-{
-    void *others[64];
-    bool again = false;
-    for (int i = 0; i < n; i++) {
-        others[i] = allocate(mr, BLOCK);
-        again = again || others[i] == ptr;
-        memset(others[i], 2, BLOCK);
-    }
-    for (int i = 0; i < n; i++) {
-        deallocate(mr, others[i]);
-    }
-    return again;
-}
-
-static void
-finish(const nrm_stream *stream)
-{
-    let_go(stream);
-    CHECK_EQ(cuda.cuStreamSynchronize(handle_of(stream)), NRM_CUDA_SUCCESS);
-}
-
-/* The program with a pool, a stream of ours, and a block of ones. */
-struct scene {
-    struct copies copies;
-    nrm_resource *pool;
-    nrm_stream *stream;
-    void *ptr;
-};
-
-static struct scene
-scene_begin(const struct copies_kind *kind, nrm_reuse reuse)
-{
-    struct scene scene = {.copies = copies_begin(kind)};
-    scene.pool = pool_with(scene.copies.source, reuse, 0);
-    scene.stream = new_stream();
-    scene.ptr = allocate(scene.pool, BLOCK);
-    memset(scene.ptr, 1, BLOCK);
-    return scene;
-}
-
-static void
-scene_end(struct scene *scene)
-{
-    nrm_stream_release(scene->stream);
-    copies_end(&scene->copies, scene->pool);
-}
-
-/* The block is copied on the stream, later. */
-static void
-copy_held(struct scene *scene)
-{
-    hold(scene->stream);
-    copy_on(&scene->copies, scene->stream, scene->ptr);
-}
-
-static void
-copy_on_handle(struct scene *scene, nrm_CUstream handle)
-{
-    CHECK_EQ(cuda.cuMemcpyHtoDAsync(scene->copies.device, scene->ptr, BLOCK, handle),
-             NRM_CUDA_SUCCESS);
-}
-
-/* The freed block does not come back before its copy is done, for which `held` is let go,
-   and the copy sees the ones; then it does. */
-static void
-check_waits(struct scene *scene, nrm_CUstream held)
-{
-    CHECK(!comes_back(scene->pool, scene->ptr, 6));
-    CHECK_EQ(sim.release_stream(held), 0);
-    CHECK_EQ(cuda.cuCtxSynchronize(), NRM_CUDA_SUCCESS);
-    CHECK(copies_arrived(&scene->copies, 1, BLOCK));
-    CHECK(comes_back(scene->pool, scene->ptr, 8));
-}
 
 /* ---- known uses decide alone ---- */
 
@@ -476,14 +362,6 @@ TEST_EACH(the_default_streams_are_those_of_the_current_context, specials)
 
 /* ---- limits ---- */
 
-static void *
-let_go_later(void *stream)
-{
-    nrm__sleep_ns(60000000);
-    sim.release_stream(stream);
-    return NULL;
-}
-
 TEST_EACH(a_full_pool_waits_for_known_uses_when_it_may, policies)
 {
     struct copies copies = copies_begin(&copies_kinds[0]);
@@ -501,20 +379,13 @@ TEST_EACH(a_full_pool_waits_for_known_uses_when_it_may, policies)
     copy_on(&copies, stream, first);
     CHECK_OK(nrm_record_use(first, stream));
     deallocate(pool, first);
-    pthread_create(&thread, NULL, let_go_later, handle_of(stream));
+    pthread_create(&thread, NULL, simulator_release_later, handle_of(stream));
     CHECK_OK(nrm_resource_allocate(pool, 2 * BLOCK, 0, NULL, &second));
     CHECK(second == first);
     pthread_join(thread, NULL);
     deallocate(pool, second);
     nrm_stream_release(stream);
     copies_end(&copies, pool);
-}
-
-static void
-sleep_in_stream(void *unused)
-{
-    (void)unused;
-    nrm__sleep_ns(2000000);
 }
 
 TEST_EACH(a_gpu_slower_than_the_program_does_not_make_memory_grow, policies)
@@ -525,7 +396,8 @@ TEST_EACH(a_gpu_slower_than_the_program_does_not_make_memory_grow, policies)
     CHECK_OK(nrm_option_set(NRM_OPT_WAIT_LIMIT, "20 ms"));
     nrm_CUstream handle = handle_of(scene.stream);
     for (int i = 0; i < 200; i++) {
-        CHECK_EQ(cuda.cuLaunchHostFunc(handle, sleep_in_stream, NULL),
+        CHECK_EQ(cuda.cuLaunchHostFunc(handle, simulator_sleep,
+                                       (void *)(uintptr_t)2000000),
                  NRM_CUDA_SUCCESS);
         copy_on(&scene.copies, scene.stream, scene.ptr);
         CHECK_OK(nrm_record_use(scene.ptr, scene.stream));

@@ -367,7 +367,6 @@ TEST_EACH(the_account_is_the_sum_of_its_blocks, model_cases)
 
 enum { N_THREADS = 4, N_ROUNDS = 30000, N_HELD = 4, SHARE = 16384 };
 
-static pthread_barrier_t start;
 static atomic_int n_at_work;
 
 /* A source that adds up what is out, as the limiter counts, and keeps the highest sum. */
@@ -401,41 +400,13 @@ gauge_deallocate(void *context, void *ptr, size_t nbytes, nrm_stream *stream)
     return NRM_OK;
 }
 
-static nrm_resource *
-gauge_source(struct gauge *gauge)
-{
-    nrm_callback_options options = NRM_OPTIONS(nrm_callback_options);
-    nrm_resource *mr = NULL;
-    options.kind = NRM_KIND_HOST;
-    options.allocate = gauge_allocate;
-    options.deallocate = gauge_deallocate;
-    options.context = gauge;
-    CHECK_OK(nrm_callback_create(&options, &mr));
-    return mr;
-}
-
-static void
-run_threads(void *(*const bodies[])(void *), int n, nrm_resource *mr)
-{
-    pthread_t threads[2 * N_THREADS];
-    pthread_barrier_init(&start, NULL, (unsigned)n);
-    atomic_store(&n_at_work, N_THREADS);
-    for (int i = 0; i < n; i++) {
-        REQUIRE_EQ(pthread_create(&threads[i], NULL, bodies[i], mr), 0);
-    }
-    for (int i = 0; i < n; i++) {
-        pthread_join(threads[i], NULL);
-    }
-    pthread_barrier_destroy(&start);
-}
-
 /* Takes what it gets, fails where it must: much more is asked than there is. */
-static void *
-is_greedy(void *mr)
+static void
+is_greedy(unsigned index, void *mr)
 {
     void *held[N_HELD] = {0};
     uint64_t state = (uintptr_t)&held | 1;
-    pthread_barrier_wait(&start);
+    (void)index;
     for (int i = 0; i < N_ROUNDS; i++) {
         void **slot = &held[i % N_HELD];
         deallocate(mr, *slot);
@@ -453,17 +424,15 @@ is_greedy(void *mr)
     for (int i = 0; i < N_HELD; i++) {
         deallocate(mr, held[i]);
     }
-    return NULL;
 }
 
 TEST(threads_at_the_limit_never_pass_it)
 {
-    static void *(*const bodies[])(void *) = {is_greedy, is_greedy, is_greedy,
-                                              is_greedy};
     struct gauge gauge = {0};
     size_t limit_nbytes = 4 * SHARE;
-    nrm_resource *mr = limit(gauge_source(&gauge), limit_nbytes, 0);
-    run_threads(bodies, N_THREADS, mr);
+    nrm_resource *mr = limit(callback_source(gauge_allocate, gauge_deallocate, &gauge),
+                             limit_nbytes, 0);
+    check_threads(N_THREADS, is_greedy, mr);
     CHECK_LE(atomic_load(&gauge.highest), limit_nbytes);
     CHECK_GT(atomic_load(&gauge.highest), limit_nbytes / 2); /* they met it */
     CHECK_EQ(booked(mr), 0);
@@ -473,11 +442,10 @@ TEST(threads_at_the_limit_never_pass_it)
 }
 
 /* Never holds more than its share, so it never fails. */
-static void *
-keeps_to_its_share(void *mr)
+static void
+keeps_to_its_share(nrm_resource *mr)
 {
     void *held[N_HELD] = {0};
-    pthread_barrier_wait(&start);
     for (int i = 0; i < 5 * N_ROUNDS; i++) {
         void **slot = &held[i % N_HELD];
         deallocate(mr, *slot);
@@ -488,28 +456,33 @@ keeps_to_its_share(void *mr)
         deallocate(mr, held[i]);
     }
     atomic_fetch_sub(&n_at_work, 1);
-    return NULL;
 }
 
 /* Asks for more than there will ever be. */
-static void *
-asks_too_much(void *mr)
+static void
+asks_too_much(nrm_resource *mr)
 {
-    pthread_barrier_wait(&start);
     while (atomic_load(&n_at_work) != 0) {
         CHECK_STATUS(try_allocate(mr, N_THREADS * SHARE + 1), NRM_OUT_OF_MEMORY);
     }
-    return NULL;
+}
+
+static void
+works_or_asks(unsigned index, void *mr)
+{
+    if (index < N_THREADS) {
+        keeps_to_its_share(mr);
+    }
+    else {
+        asks_too_much(mr);
+    }
 }
 
 TEST(what_does_not_fit_is_in_nobodys_way)
 {
-    static void *(*const bodies[])(void *) = {
-        keeps_to_its_share, keeps_to_its_share, keeps_to_its_share,
-        keeps_to_its_share, asks_too_much,      asks_too_much,
-    };
     nrm_resource *mr = limit(make_pool(), N_THREADS * SHARE, 0);
-    run_threads(bodies, 6, mr);
+    atomic_store(&n_at_work, N_THREADS);
+    check_threads(N_THREADS + 2, works_or_asks, mr);
     CHECK_EQ(booked(mr), 0);
     nrm_resource_release(mr);
 }
@@ -592,22 +565,13 @@ TEST(what_does_not_fit_is_never_in_the_account)
 
 /* ---- in a stack ---- */
 
-static nrm_resource *
-with_statistics(nrm_resource *upstream)
-{
-    nrm_resource *mr = NULL;
-    CHECK_OK(nrm_statistics_create(upstream, &mr));
-    nrm_resource_release(upstream);
-    return mr;
-}
-
 TEST(statistics_and_limits_stack_in_any_order)
 {
     nrm_counts counts, above;
     void *ptr = NULL;
-    nrm_resource *low = with_statistics(make_pool());
+    nrm_resource *low = statistics_over(make_pool());
     nrm_resource *middle = limit(low, 12000, 0);
-    nrm_resource *high = with_statistics(middle);
+    nrm_resource *high = statistics_over(middle);
     nrm_resource *top = limit(high, 20000, 1);
     void *a = allocate(top, 3000), *b = allocate(top, 5000);
     CHECK_STATUS(nrm_resource_allocate(top, 5000, 0, NULL, &ptr), NRM_OUT_OF_MEMORY);

@@ -1,13 +1,12 @@
 /* Page-locked memory: how it is got, that it is never let go of too early, and what is
    left behind when something fails. */
-#include "simulator.h"
-
 #include <sys/mman.h>
 
 #include "core/hooks.h"
 #include "cuda/context.h"
+#include "fixtures.h"
 #include "nrm/options.h"
-#include "nrm/sources.h"
+#include "simulator.h"
 #include "sources/pinned.h"
 
 #define KIB ((size_t)1024)
@@ -16,10 +15,8 @@
 static nrm_resource *
 start(const struct nrm_cudasim_config *config)
 {
-    nrm_resource *mr = NULL;
     simulator_start(config);
-    CHECK_OK(nrm_pinned_create(NULL, &mr));
-    return mr;
+    return pinned_source();
 }
 
 /* Everything went back: nothing registered, no faults, and the resource is gone. */
@@ -33,9 +30,7 @@ stop(nrm_resource *mr)
     CHECK_EQ(nrm__pinned_nbytes(), 0u);
     CHECK_EQ(simulator_count(NRM_CUDASIM_REGISTRATIONS), 0u);
     CHECK_EQ(simulator_count(NRM_CUDASIM_HOST_ALLOCATIONS), 0u);
-    nrm_statistics statistics;
-    CHECK_OK(nrm_resource_statistics(mr, &statistics));
-    CHECK_EQ(statistics.current_count, 0);
+    CHECK_EQ(statistics_of(mr).current_count, 0);
     nrm_resource_release(mr);
     simulator_check_faults();
 }
@@ -565,27 +560,24 @@ TEST(allocation_leaves_captures_intact)
     void *ptr;
     nrm_CUcontext context;
     nrm_CUstream stream;
-    nrm_CUgraph graph = NULL;
     nrm_resource *mr = start(NULL);
     CHECK_OK(nrm__cuda_init(NULL));
     CHECK_EQ(cuda.cuDevicePrimaryCtxRetain(&context, 0), NRM_CUDA_SUCCESS);
     cuda.cuCtxSetCurrent(context);
-    CHECK_EQ(cuda.cuStreamCreate(&stream, NRM_CU_STREAM_NON_BLOCKING),
-             NRM_CUDA_SUCCESS);
-    CHECK_EQ(cuda.cuStreamBeginCapture(stream, NRM_CU_STREAM_CAPTURE_MODE_GLOBAL),
-             NRM_CUDA_SUCCESS);
+    stream = simulator_begin_capture(NRM_CU_STREAM_NON_BLOCKING,
+                                     NRM_CU_STREAM_CAPTURE_MODE_GLOBAL);
     REQUIRE_OK(nrm_resource_allocate(mr, MIB, 0, NULL, &ptr));
-    CHECK_EQ(cuda.cuStreamEndCapture(stream, &graph), NRM_CUDA_SUCCESS);
-    cuda.cuGraphDestroy(graph);
+    CHECK_EQ(simulator_end_capture(stream), NRM_CUDA_SUCCESS);
     cuda.cuStreamDestroy(stream);
     CHECK_OK(nrm_resource_deallocate(mr, ptr, 0, NULL));
     cuda.cuCtxSetCurrent(NULL);
     stop(mr);
 }
 
-static void *
-allocate_often(void *mr)
+static void
+allocate_often(unsigned index, void *mr)
 {
+    (void)index;
     for (int i = 0; i < 40; i++) {
         char *ptr;
         if (CHECK_OK(nrm_resource_allocate(mr, 64 * KIB, 0, NULL, (void **)&ptr))) {
@@ -593,20 +585,12 @@ allocate_often(void *mr)
             CHECK_OK(nrm_resource_deallocate(mr, ptr, 0, NULL));
         }
     }
-    return NULL;
 }
 
 TEST(many_threads_share_it)
 {
-    enum { N = 4 };
-    pthread_t threads[N];
     nrm_resource *mr = start(NULL);
-    for (int i = 0; i < N; i++) {
-        pthread_create(&threads[i], NULL, allocate_often, mr);
-    }
-    for (int i = 0; i < N; i++) {
-        pthread_join(threads[i], NULL);
-    }
+    check_threads(4, allocate_often, mr);
     stop(mr);
 }
 

@@ -8,15 +8,6 @@
 #include "fixtures.h"
 #include "nrm/adaptors.h"
 
-static nrm_resource *
-statistics_over(nrm_resource *upstream)
-{
-    nrm_resource *mr = NULL;
-    CHECK_OK(nrm_statistics_create(upstream, &mr));
-    nrm_resource_release(upstream);
-    return mr;
-}
-
 static void
 deallocate(nrm_resource *mr, void *ptr)
 {

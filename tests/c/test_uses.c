@@ -3,127 +3,44 @@
 #include <string.h>
 
 #include "base/bits.h"
+#include "copies.h"
 #include "core/exchange.h"
 #include "core/hooks.h"
-#include "fixtures.h"
 #include "nrm/options.h"
 #include "os/system.h"
 #include "pools/pool.h"
-#include "simulator.h"
 
-#define BLOCK (2 * NRM__MIB)
+#define BLOCK COPIES_MOST
 
-/* ---- a program that copies ---- */
+/* ---- a program that copies from and into blocks of a pool ---- */
 
 struct program {
-    nrm_resource *source, *pool;
-    nrm_CUcontext context;
-    nrm_CUstream stream;    /* non-blocking */
-    nrm_CUdeviceptr device; /* a buffer of BLOCK bytes */
+    struct copies copies;
+    nrm_resource *pool;
 };
-
-static nrm_resource *
-create_pinned_source(void)
-{
-    nrm_resource *mr = NULL;
-    CHECK_OK(nrm_pinned_create(NULL, &mr));
-    return mr;
-}
-
-static nrm_resource *
-create_managed_source(void)
-{
-    nrm_resource *mr = NULL;
-    CHECK_OK(nrm_managed_create(NULL, &mr));
-    return mr;
-}
-
-static const struct kind_case {
-    const char *name;
-    nrm_resource *(*create)(void);
-    bool is_pinned;
-} kinds[] = {
-    {"pinned", create_pinned_source, true},
-    {"managed", create_managed_source, false},
-};
-
-static void
-enter_primary(struct program *program, int ordinal)
-{
-    nrm_CUdevice device;
-    CHECK_EQ(cuda.cuInit(0), NRM_CUDA_SUCCESS);
-    CHECK_EQ(cuda.cuDeviceGet(&device, ordinal), NRM_CUDA_SUCCESS);
-    CHECK_EQ(cuda.cuDevicePrimaryCtxRetain(&program->context, device),
-             NRM_CUDA_SUCCESS);
-    CHECK_EQ(cuda.cuCtxSetCurrent(program->context), NRM_CUDA_SUCCESS);
-    CHECK_EQ(cuda.cuStreamCreate(&program->stream, 1), NRM_CUDA_SUCCESS);
-    CHECK_EQ(cuda.cuMemAlloc(&program->device, BLOCK), NRM_CUDA_SUCCESS);
-}
 
 static struct program
-begin(const struct nrm_cudasim_config *config, const struct kind_case *kind,
+begin(const struct nrm_cudasim_config *config, const struct copies_kind *kind,
       const nrm_pool_options *options)
 {
-    struct program program = {0};
-    simulator_start(config);
+    struct program program = {.copies = copies_begin_with(config, kind)};
     nrm__warnings_rearm();
-    enter_primary(&program, 0);
-    program.source = kind->create();
-    CHECK_OK(nrm_pool_create(program.source, options, &program.pool));
+    CHECK_OK(nrm_pool_create(program.copies.source, options, &program.pool));
     return program;
 }
 
 static void
 end(struct program *program)
 {
-    nrm__pool_check(program->pool);
-    nrm_resource_release(program->pool);
-    nrm_resource_release(program->source);
-    /* The background thread may be giving the last of it back. */
-    for (int i = 0; i < 200 && !nrm__retired_is_empty(); i++) {
-        (void)nrm__retired_drain(20000000);
-        nrm__sleep_ns(1000000);
-    }
-    CHECK(nrm__retired_is_empty());
-    CHECK_EQ(simulator_count(NRM_CUDASIM_REGISTRATIONS), 0u);
-    CHECK_EQ(simulator_count(NRM_CUDASIM_MANAGED_ALLOCATIONS), 0u);
-    simulator_check_faults();
-}
-
-static void
-hold(struct program *program)
-{
-    CHECK_EQ(sim.hold_stream(program->stream), 0);
-}
-
-static void
-let_go(struct program *program)
-{
-    CHECK_EQ(sim.release_stream(program->stream), 0);
-    CHECK_EQ(cuda.cuStreamSynchronize(program->stream), NRM_CUDA_SUCCESS);
-}
-
-static void
-copy_to_device(struct program *program, const void *ptr)
-{
-    CHECK_EQ(cuda.cuMemcpyHtoDAsync(program->device, ptr, BLOCK, program->stream),
-             NRM_CUDA_SUCCESS);
+    copies_end(&program->copies, program->pool);
 }
 
 static void
 copy_from_device(struct program *program, void *ptr)
 {
-    CHECK_EQ(cuda.cuMemcpyDtoHAsync(ptr, program->device, BLOCK, program->stream),
+    CHECK_EQ(cuda.cuMemcpyDtoHAsync(ptr, program->copies.device, BLOCK,
+                                    program->copies.stream),
              NRM_CUDA_SUCCESS);
-}
-
-/* Whether the device's buffer holds `byte` everywhere. */
-static bool
-device_holds(struct program *program, unsigned char byte)
-{
-    static unsigned char copy[BLOCK];
-    CHECK_EQ(cuda.cuMemcpyDtoH(copy, program->device, BLOCK), NRM_CUDA_SUCCESS);
-    return copy[0] == byte && memcmp(copy, copy + 1, BLOCK - 1) == 0;
 }
 
 static void
@@ -134,21 +51,21 @@ deallocate(struct program *program, void *ptr)
 
 /* ---- the promise ---- */
 
-TEST_EACH(a_block_with_a_copy_in_flight_is_not_handed_out, kinds)
+TEST_EACH(a_block_with_a_copy_in_flight_is_not_handed_out, copies_kinds)
 {
     struct program program = begin(NULL, row, NULL);
     void *first = allocate(program.pool, BLOCK), *others[6];
     memset(first, 1, BLOCK);
-    hold(&program);
-    copy_to_device(&program, first);
+    copies_hold(&program.copies);
+    copies_to_device(&program.copies, first, BLOCK);
     deallocate(&program, first);
     for (int i = 0; i < 6; i++) {
         others[i] = allocate(program.pool, BLOCK);
         CHECK(others[i] != first);
         memset(others[i], 2, BLOCK);
     }
-    let_go(&program);
-    CHECK(device_holds(&program, 1));
+    copies_let_go(&program.copies);
+    CHECK(copies_arrived(&program.copies, 1, BLOCK));
     for (int i = 0; i < 6; i++) {
         deallocate(&program, others[i]);
     }
@@ -166,41 +83,41 @@ TEST_EACH(a_block_with_a_copy_in_flight_is_not_handed_out, kinds)
     end(&program);
 }
 
-TEST_EACH(the_same_program_with_immediate_reuse_shows_wrong_bytes, kinds)
+TEST_EACH(the_same_program_with_immediate_reuse_shows_wrong_bytes, copies_kinds)
 {
     nrm_pool_options options = NRM_OPTIONS(nrm_pool_options);
     options.reuse = NRM_REUSE_IMMEDIATE;
     struct program program = begin(NULL, row, &options);
     void *first = allocate(program.pool, BLOCK);
     memset(first, 1, BLOCK);
-    hold(&program);
-    copy_to_device(&program, first);
+    copies_hold(&program.copies);
+    copies_to_device(&program.copies, first, BLOCK);
     deallocate(&program, first);
     void *second = allocate(program.pool, BLOCK);
     CHECK(second == first);
     memset(second, 2, BLOCK);
-    let_go(&program);
-    CHECK(!device_holds(&program, 1));
+    copies_let_go(&program.copies);
+    CHECK(!copies_arrived(&program.copies, 1, BLOCK));
     deallocate(&program, second);
     end(&program);
 }
 
-TEST_EACH(a_copy_to_the_host_does_not_write_over_a_later_block, kinds)
+TEST_EACH(a_copy_to_the_host_does_not_write_over_a_later_block, copies_kinds)
 {
     struct program program = begin(NULL, row, NULL);
     void *first = allocate(program.pool, BLOCK);
-    hold(&program);
+    copies_hold(&program.copies);
     copy_from_device(&program, first);
     deallocate(&program, first);
     unsigned char *second = allocate(program.pool, BLOCK);
     memset(second, 9, BLOCK);
-    let_go(&program);
+    copies_let_go(&program.copies);
     CHECK(second[0] == 9 && memcmp(second, second + 1, BLOCK - 1) == 0);
     deallocate(&program, second);
     end(&program);
 }
 
-TEST_EACH(an_idle_gpu_gives_the_same_block_back, kinds)
+TEST_EACH(an_idle_gpu_gives_the_same_block_back, copies_kinds)
 {
     struct program program = begin(NULL, row, NULL);
     void *first = allocate(program.pool, BLOCK);
@@ -215,7 +132,7 @@ TEST_EACH(an_idle_gpu_gives_the_same_block_back, kinds)
 
 TEST(small_blocks_rotate_through_about_an_epoch_of_memory)
 {
-    struct program program = begin(NULL, &kinds[0], NULL);
+    struct program program = begin(NULL, &copies_kinds[0], NULL);
     uintptr_t lowest = UINTPTR_MAX, highest = 0;
     uint64_t before = sim.call_count("cuCtxRecordEvent");
     for (int i = 0; i < 1000; i++) {
@@ -231,17 +148,17 @@ TEST(small_blocks_rotate_through_about_an_epoch_of_memory)
     end(&program);
 }
 
-TEST_EACH(freeing_calls_the_driver_never, kinds)
+TEST_EACH(freeing_calls_the_driver_never, copies_kinds)
 {
     struct program program = begin(NULL, row, NULL);
     void *pooled = allocate(program.pool, BLOCK),
-         *bare = allocate(program.source, BLOCK);
-    hold(&program);
-    copy_to_device(&program, pooled);
+         *bare = allocate(program.copies.source, BLOCK);
+    copies_hold(&program.copies);
+    copies_to_device(&program.copies, pooled, BLOCK);
     copy_from_device(&program, bare);
     uint64_t before = sim.call_count(NULL);
     deallocate(&program, pooled);
-    CHECK_OK(nrm_resource_deallocate(program.source, bare, BLOCK, NULL));
+    CHECK_OK(nrm_resource_deallocate(program.copies.source, bare, BLOCK, NULL));
     /* The background thread may query, and does nothing else. */
     uint64_t queries = sim.call_count("cuEventQuery");
     nrm__sleep_ns(30000000);
@@ -250,57 +167,57 @@ TEST_EACH(freeing_calls_the_driver_never, kinds)
     CHECK_EQ(sim.call_count("cuMemHostUnregister"), 0u);
     CHECK_EQ(sim.call_count("cuMemFree"), 0u);
     CHECK_EQ(sim.call_count("cuCtxRecordEvent"), 0u);
-    let_go(&program);
+    copies_let_go(&program.copies);
     end(&program);
 }
 
-TEST_EACH(a_pool_that_dies_unmaps_nothing_that_is_in_use, kinds)
+TEST_EACH(a_pool_that_dies_unmaps_nothing_that_is_in_use, copies_kinds)
 {
     struct program program = begin(NULL, row, NULL);
     void *ptr = allocate(program.pool, BLOCK);
     memset(ptr, 7, BLOCK);
-    hold(&program);
-    copy_to_device(&program, ptr);
+    copies_hold(&program.copies);
+    copies_to_device(&program.copies, ptr, BLOCK);
     deallocate(&program, ptr);
     nrm_resource_release(program.pool);
     CHECK_EQ(nrm__retired_drain(1000000), 0u);
     CHECK(!nrm__retired_is_empty());
-    let_go(&program);
-    CHECK(device_holds(&program, 7));
-    CHECK_OK(nrm_pool_create(program.source, NULL, &program.pool));
+    copies_let_go(&program.copies);
+    CHECK(copies_arrived(&program.copies, 7, BLOCK));
+    CHECK_OK(nrm_pool_create(program.copies.source, NULL, &program.pool));
     end(&program);
 }
 
-TEST_EACH(trim_gives_nothing_back_that_is_in_use, kinds)
+TEST_EACH(trim_gives_nothing_back_that_is_in_use, copies_kinds)
 {
     struct program program = begin(NULL, row, NULL);
     size_t given = 1;
     void *ptr = allocate(program.pool, BLOCK);
     memset(ptr, 7, BLOCK);
-    hold(&program);
-    copy_to_device(&program, ptr);
+    copies_hold(&program.copies);
+    copies_to_device(&program.copies, ptr, BLOCK);
     deallocate(&program, ptr);
     CHECK_OK(nrm_resource_trim(program.pool, 0, &given));
     CHECK_EQ(given, 0u);
-    let_go(&program);
-    CHECK(device_holds(&program, 7));
+    copies_let_go(&program.copies);
+    CHECK(copies_arrived(&program.copies, 7, BLOCK));
     CHECK_OK(nrm_resource_trim(program.pool, 0, &given));
     CHECK_GT(given, 0u);
     CHECK_EQ(reserved_nbytes(program.pool), 0);
     end(&program);
 }
 
-TEST_EACH(a_large_block_that_lies_idle_goes_back_when_the_gpu_is_done, kinds)
+TEST_EACH(a_large_block_that_lies_idle_goes_back_when_the_gpu_is_done, copies_kinds)
 {
     REQUIRE_OK(nrm_option_set(NRM_OPT_IDLE_LIMIT, "50 MiB"));
     struct program program = begin(NULL, row, NULL);
     void *large = allocate(program.pool, 100 * NRM__MIB);
-    hold(&program);
-    copy_to_device(&program, large);
+    copies_hold(&program.copies);
+    copies_to_device(&program.copies, large, BLOCK);
     deallocate(&program, large);
     deallocate(&program, allocate(program.pool, BLOCK));
     CHECK_GE(reserved_nbytes(program.pool), 100 * (int64_t)NRM__MIB);
-    let_go(&program);
+    copies_let_go(&program.copies);
     deallocate(&program, allocate(program.pool, BLOCK));
     deallocate(&program, allocate(program.pool, BLOCK));
     CHECK_LT(reserved_nbytes(program.pool), 100 * (int64_t)NRM__MIB);
@@ -309,18 +226,18 @@ TEST_EACH(a_large_block_that_lies_idle_goes_back_when_the_gpu_is_done, kinds)
     REQUIRE_OK(nrm_option_set(NRM_OPT_IDLE_LIMIT, "0 B"));
 }
 
-TEST_EACH(a_cut_off_tail_waits_for_the_gpu_too, kinds)
+TEST_EACH(a_cut_off_tail_waits_for_the_gpu_too, copies_kinds)
 {
     struct program program = begin(NULL, row, NULL);
     void *ptr = allocate(program.pool, BLOCK), *other;
     memset(ptr, 3, BLOCK);
-    hold(&program);
-    copy_to_device(&program, ptr);
+    copies_hold(&program.copies);
+    copies_to_device(&program.copies, ptr, BLOCK);
     REQUIRE_OK(nrm_resource_reallocate(program.pool, ptr, BLOCK / 4, 0, NULL, &ptr));
     other = allocate(program.pool, BLOCK / 2);
     memset(other, 4, BLOCK / 2);
-    let_go(&program);
-    CHECK(device_holds(&program, 3));
+    copies_let_go(&program.copies);
+    CHECK(copies_arrived(&program.copies, 3, BLOCK));
     deallocate(&program, ptr);
     deallocate(&program, other);
     end(&program);
@@ -328,17 +245,17 @@ TEST_EACH(a_cut_off_tail_waits_for_the_gpu_too, kinds)
 
 /* ---- devices ---- */
 
-TEST_EACH(every_active_device_is_asked, kinds)
+TEST_EACH(every_active_device_is_asked, copies_kinds)
 {
     struct nrm_cudasim_config config = simulator_config();
     config.devices = 2;
     struct program program = begin(&config, row, NULL), second = program;
     void *ptr = allocate(program.pool, BLOCK), *other;
     memset(ptr, 5, BLOCK);
-    enter_primary(&second, 1); /* activated after the pool has grown */
-    hold(&second);
-    copy_to_device(&second, ptr);
-    CHECK_EQ(cuda.cuCtxSetCurrent(program.context), NRM_CUDA_SUCCESS);
+    copies_start_on(&second.copies, 1); /* activated after the pool has grown */
+    copies_hold(&second.copies);
+    copies_to_device(&second.copies, ptr, BLOCK);
+    CHECK_EQ(cuda.cuCtxSetCurrent(program.copies.context), NRM_CUDA_SUCCESS);
     deallocate(&program, ptr);
     for (int i = 0; i < 4; i++) {
         other = allocate(program.pool, BLOCK);
@@ -346,10 +263,10 @@ TEST_EACH(every_active_device_is_asked, kinds)
         memset(other, 6, BLOCK);
         deallocate(&program, other);
     }
-    CHECK_EQ(cuda.cuCtxSetCurrent(second.context), NRM_CUDA_SUCCESS);
-    let_go(&second);
-    CHECK(device_holds(&second, 5));
-    CHECK_EQ(cuda.cuCtxSetCurrent(program.context), NRM_CUDA_SUCCESS);
+    CHECK_EQ(cuda.cuCtxSetCurrent(second.copies.context), NRM_CUDA_SUCCESS);
+    copies_let_go(&second.copies);
+    CHECK(copies_arrived(&second.copies, 5, BLOCK));
+    CHECK_EQ(cuda.cuCtxSetCurrent(program.copies.context), NRM_CUDA_SUCCESS);
     end(&program);
 }
 
@@ -357,14 +274,14 @@ TEST(the_callers_context_is_left_as_it_was)
 {
     struct nrm_cudasim_config config = simulator_config();
     config.devices = 2;
-    struct program program = begin(&config, &kinds[0], NULL), second = program;
+    struct program program = begin(&config, &copies_kinds[0], NULL), second = program;
     nrm_CUcontext current;
-    enter_primary(&second, 1);
+    copies_start_on(&second.copies, 1);
     for (int i = 0; i < 20; i++) {
         deallocate(&program, allocate(program.pool, BLOCK));
     }
     CHECK_EQ(cuda.cuCtxGetCurrent(&current), NRM_CUDA_SUCCESS);
-    CHECK(current == second.context);
+    CHECK(current == second.copies.context);
     CHECK_EQ(cuda.cuCtxSetCurrent(NULL), NRM_CUDA_SUCCESS);
     deallocate(&program, allocate(program.pool, 100 * NRM__MIB));
     CHECK_EQ(cuda.cuCtxGetCurrent(&current), NRM_CUDA_SUCCESS);
@@ -378,30 +295,22 @@ TEST(a_full_pool_says_what_it_waits_for)
 {
     nrm_pool_options options = NRM_OPTIONS(nrm_pool_options);
     options.maximum_nbytes = 2 * BLOCK;
-    struct program program = begin(NULL, &kinds[0], &options);
+    struct program program = begin(NULL, &copies_kinds[0], &options);
     void *first = allocate(program.pool, BLOCK),
          *second = allocate(program.pool, BLOCK);
     void *third = NULL;
-    hold(&program);
-    copy_to_device(&program, first);
+    copies_hold(&program.copies);
+    copies_to_device(&program.copies, first, BLOCK);
     deallocate(&program, first);
     CHECK_STATUS(nrm_resource_allocate(program.pool, BLOCK, 0, NULL, &third),
                  NRM_OUT_OF_MEMORY);
     CHECK_STR_HAS(nrm_last_error()->message, "2 MiB freed but not done on the GPU");
-    let_go(&program);
+    copies_let_go(&program.copies);
     REQUIRE_OK(nrm_resource_allocate(program.pool, BLOCK, 0, NULL, &third));
     CHECK(third == first);
     deallocate(&program, second);
     deallocate(&program, third);
     end(&program);
-}
-
-static void *
-let_go_later(void *program)
-{
-    nrm__sleep_ns(60000000);
-    sim.release_stream(((struct program *)program)->stream);
-    return NULL;
 }
 
 TEST(on_exhausted_wait_waits_as_long_as_it_takes)
@@ -410,12 +319,12 @@ TEST(on_exhausted_wait_waits_as_long_as_it_takes)
     pthread_t thread;
     options.maximum_nbytes = BLOCK;
     options.on_exhausted = NRM_ON_EXHAUSTED_WAIT;
-    struct program program = begin(NULL, &kinds[0], &options);
+    struct program program = begin(NULL, &copies_kinds[0], &options);
     void *first = allocate(program.pool, BLOCK), *second = NULL;
-    hold(&program);
-    copy_to_device(&program, first);
+    copies_hold(&program.copies);
+    copies_to_device(&program.copies, first, BLOCK);
     deallocate(&program, first);
-    pthread_create(&thread, NULL, let_go_later, &program);
+    pthread_create(&thread, NULL, simulator_release_later, program.copies.stream);
     CHECK_OK(nrm_resource_allocate(program.pool, BLOCK, 0, NULL, &second));
     CHECK(second == first);
     pthread_join(thread, NULL);
@@ -425,11 +334,11 @@ TEST(on_exhausted_wait_waits_as_long_as_it_takes)
 
 TEST(an_endless_kernel_makes_one_allocation_wait)
 {
-    struct program program = begin(NULL, &kinds[0], NULL);
+    struct program program = begin(NULL, &copies_kinds[0], NULL);
     uint64_t longest = 0, total = nrm__clock_ns();
-    hold(&program);
+    copies_hold(&program.copies);
     void *ptr = allocate(program.pool, BLOCK);
-    copy_to_device(&program, ptr);
+    copies_to_device(&program.copies, ptr, BLOCK);
     deallocate(&program, ptr);
     for (int i = 0; i < 60; i++) {
         uint64_t start = nrm__clock_ns();
@@ -443,31 +352,25 @@ TEST(an_endless_kernel_makes_one_allocation_wait)
     CHECK_LE(counts.pending, 8u);
     CHECK_MSG(total < 2000000000, "60 allocations took %.0f ms, the longest %.0f",
               (double)total / 1e6, (double)longest / 1e6);
-    let_go(&program);
+    copies_let_go(&program.copies);
     end(&program);
-}
-
-static void
-sleep_in_stream(void *unused)
-{
-    (void)unused;
-    nrm__sleep_ns(10000000);
 }
 
 TEST(a_gpu_slower_than_the_program_makes_it_wait_and_memory_stays_bounded)
 {
     nrm_pool_options options = NRM_OPTIONS(nrm_pool_options);
     options.wait_limit_ns = 5000000; /* half of what one turn takes the GPU */
-    struct program program = begin(NULL, &kinds[0], &options);
+    struct program program = begin(NULL, &copies_kinds[0], &options);
     for (int i = 0; i < 150; i++) {
         void *ptr = allocate(program.pool, BLOCK);
-        CHECK_EQ(cuda.cuLaunchHostFunc(program.stream, sleep_in_stream, NULL),
+        CHECK_EQ(cuda.cuLaunchHostFunc(program.copies.stream, simulator_sleep,
+                                       (void *)(uintptr_t)10000000),
                  NRM_CUDA_SUCCESS);
-        copy_to_device(&program, ptr);
+        copies_to_device(&program.copies, ptr, BLOCK);
         deallocate(&program, ptr);
     }
     CHECK_LE(reserved_nbytes(program.pool), 192 * (int64_t)NRM__MIB);
-    CHECK_EQ(cuda.cuStreamSynchronize(program.stream), NRM_CUDA_SUCCESS);
+    CHECK_EQ(cuda.cuStreamSynchronize(program.copies.stream), NRM_CUDA_SUCCESS);
     end(&program);
 }
 
@@ -477,39 +380,18 @@ TEST(without_cuCtxRecordEvent_an_epoch_closes_by_a_synchronisation)
 {
     struct nrm_cudasim_config config = simulator_config();
     config.driver = 12040;
-    struct program program = begin(&config, &kinds[0], NULL);
+    struct program program = begin(&config, &copies_kinds[0], NULL);
     CHECK_STR_HAS(nrm__cuda_missing_symbols(), "cuCtxRecordEvent");
     void *first = allocate(program.pool, BLOCK);
     memset(first, 1, BLOCK);
-    copy_to_device(&program, first);
+    copies_to_device(&program.copies, first, BLOCK);
     deallocate(&program, first);
     void *second = allocate(program.pool, BLOCK);
     memset(second, 2, BLOCK);
-    CHECK(device_holds(&program, 1));
+    CHECK(copies_arrived(&program.copies, 1, BLOCK));
     CHECK_GE(sim.call_count("cuCtxSynchronize"), 1u);
     deallocate(&program, second);
     end(&program);
-}
-
-static nrm_CUstream
-begin_capture(unsigned flags, int mode)
-{
-    nrm_CUstream stream;
-    CHECK_EQ(cuda.cuStreamCreate(&stream, flags), NRM_CUDA_SUCCESS);
-    CHECK_EQ(cuda.cuStreamBeginCapture(stream, (nrm_CUstreamCaptureMode)mode),
-             NRM_CUDA_SUCCESS);
-    return stream;
-}
-
-static nrm_CUresult
-end_capture(nrm_CUstream stream)
-{
-    nrm_CUgraph graph = NULL;
-    nrm_CUresult code = cuda.cuStreamEndCapture(stream, &graph);
-    if (graph != NULL) {
-        cuda.cuGraphDestroy(graph);
-    }
-    return code;
 }
 
 static const struct mode_case {
@@ -519,10 +401,10 @@ static const struct mode_case {
 
 TEST_EACH(a_capture_on_a_blocking_stream_survives_allocations, modes)
 {
-    struct program program = begin(NULL, &kinds[0], NULL);
+    struct program program = begin(NULL, &copies_kinds[0], NULL);
     void *ptr = allocate(program.pool, BLOCK);
     deallocate(&program, ptr);
-    nrm_CUstream stream = begin_capture(0, row->mode);
+    nrm_CUstream stream = simulator_begin_capture(0, row->mode);
     uint64_t before = sim.call_count("cuCtxRecordEvent");
     for (int i = 0; i < 5; i++) {
         ptr = allocate(program.pool,
@@ -530,7 +412,7 @@ TEST_EACH(a_capture_on_a_blocking_stream_survives_allocations, modes)
         deallocate(&program, ptr);
     }
     CHECK_EQ(sim.call_count("cuCtxRecordEvent"), before);
-    CHECK_EQ(end_capture(stream), NRM_CUDA_SUCCESS);
+    CHECK_EQ(simulator_end_capture(stream), NRM_CUDA_SUCCESS);
     ptr = allocate(program.pool, BLOCK);
     CHECK_GT(sim.call_count("cuCtxRecordEvent"), before);
     deallocate(&program, ptr);
@@ -540,18 +422,18 @@ TEST_EACH(a_capture_on_a_blocking_stream_survives_allocations, modes)
 TEST(a_capture_that_cannot_be_seen_costs_one_warning_and_ends_the_records)
 {
     char text[400];
-    struct program program = begin(NULL, &kinds[0], NULL);
+    struct program program = begin(NULL, &copies_kinds[0], NULL);
     void *ptr = allocate(program.pool, BLOCK);
     deallocate(&program, ptr);
-    nrm_CUstream stream = begin_capture(1, 0); /* non-blocking */
+    nrm_CUstream stream = simulator_begin_capture(1, 0); /* non-blocking */
     deallocate(&program, allocate(program.pool, BLOCK));
-    CHECK_NE(end_capture(stream), NRM_CUDA_SUCCESS);
+    CHECK_NE(simulator_end_capture(stream), NRM_CUDA_SUCCESS);
     REQUIRE(nrm__warning_take(text, sizeof text));
     CHECK_STR_HAS(text, "capture");
     uint64_t before = sim.call_count("cuCtxRecordEvent");
-    stream = begin_capture(1, 0);
+    stream = simulator_begin_capture(1, 0);
     deallocate(&program, allocate(program.pool, BLOCK));
-    CHECK_EQ(end_capture(stream), NRM_CUDA_SUCCESS);
+    CHECK_EQ(simulator_end_capture(stream), NRM_CUDA_SUCCESS);
     CHECK_EQ(sim.call_count("cuCtxRecordEvent"), before);
     CHECK(!nrm__warning_take(text, sizeof text));
     /* What is parked comes back with the context. */
@@ -559,16 +441,16 @@ TEST(a_capture_that_cannot_be_seen_costs_one_warning_and_ends_the_records)
     CHECK_EQ(cuda.cuDeviceGet(&device, 0), NRM_CUDA_SUCCESS);
     CHECK_EQ(cuda.cuDevicePrimaryCtxReset(device), NRM_CUDA_SUCCESS);
     nrm_resource_release(program.pool);
-    nrm_resource_release(program.source);
+    nrm_resource_release(program.copies.source);
     CHECK_OK(nrm__driver_exchange("simulator"));
 }
 
 TEST(a_failing_record_hands_nothing_out)
 {
-    struct program program = begin(NULL, &kinds[0], NULL);
+    struct program program = begin(NULL, &copies_kinds[0], NULL);
     void *first = allocate(program.pool, BLOCK);
-    hold(&program);
-    copy_to_device(&program, first);
+    copies_hold(&program.copies);
+    copies_to_device(&program.copies, first, BLOCK);
     deallocate(&program, first);
     CHECK_EQ(sim.fail("cuCtxRecordEvent", 1, NRM_CUDA_ERROR_OUT_OF_MEMORY, 3), 0);
     for (int i = 0; i < 6; i++) {
@@ -576,7 +458,7 @@ TEST(a_failing_record_hands_nothing_out)
         CHECK(ptr != first);
         deallocate(&program, ptr);
     }
-    let_go(&program);
+    copies_let_go(&program.copies);
     end(&program);
 }
 
@@ -584,7 +466,7 @@ TEST(a_sticky_error_ends_the_reuse_until_a_reset)
 {
     char text[400];
     void *ptr = NULL;
-    struct program program = begin(NULL, &kinds[0], NULL);
+    struct program program = begin(NULL, &copies_kinds[0], NULL);
     nrm_CUdevice device;
     void *first = allocate(program.pool, BLOCK);
     deallocate(&program, first);
@@ -598,8 +480,9 @@ TEST(a_sticky_error_ends_the_reuse_until_a_reset)
     CHECK(!nrm__warning_take(text, sizeof text));
     CHECK_EQ(cuda.cuDeviceGet(&device, 0), NRM_CUDA_SUCCESS);
     CHECK_EQ(cuda.cuDevicePrimaryCtxReset(device), NRM_CUDA_SUCCESS);
-    CHECK_EQ(cuda.cuDevicePrimaryCtxRetain(&program.context, device), NRM_CUDA_SUCCESS);
-    CHECK_EQ(cuda.cuCtxSetCurrent(program.context), NRM_CUDA_SUCCESS);
+    CHECK_EQ(cuda.cuDevicePrimaryCtxRetain(&program.copies.context, device),
+             NRM_CUDA_SUCCESS);
+    CHECK_EQ(cuda.cuCtxSetCurrent(program.copies.context), NRM_CUDA_SUCCESS);
     REQUIRE_OK(nrm_resource_allocate(program.pool, BLOCK, 0, NULL, &ptr));
     deallocate(&program, ptr);
     end(&program);
@@ -607,12 +490,12 @@ TEST(a_sticky_error_ends_the_reuse_until_a_reset)
 
 TEST(after_a_reset_memory_is_page_locked_anew_and_live_bytes_are_kept)
 {
-    struct program program = begin(NULL, &kinds[0], NULL);
+    struct program program = begin(NULL, &copies_kinds[0], NULL);
     nrm_CUdevice device;
     void *live = allocate(program.pool, BLOCK), *freed = allocate(program.pool, BLOCK);
     memset(live, 42, BLOCK);
-    hold(&program);
-    copy_to_device(&program, freed);
+    copies_hold(&program.copies);
+    copies_to_device(&program.copies, freed, BLOCK);
     deallocate(&program, freed);
     CHECK(is_page_locked(live));
     CHECK_EQ(cuda.cuDeviceGet(&device, 0), NRM_CUDA_SUCCESS);
@@ -623,8 +506,9 @@ TEST(after_a_reset_memory_is_page_locked_anew_and_live_bytes_are_kept)
     CHECK_EQ(((unsigned char *)live)[BLOCK - 1], 42);
     deallocate(&program, ptr);
     deallocate(&program, live);
-    CHECK_EQ(cuda.cuDevicePrimaryCtxRetain(&program.context, device), NRM_CUDA_SUCCESS);
-    CHECK_EQ(cuda.cuCtxSetCurrent(program.context), NRM_CUDA_SUCCESS);
+    CHECK_EQ(cuda.cuDevicePrimaryCtxRetain(&program.copies.context, device),
+             NRM_CUDA_SUCCESS);
+    CHECK_EQ(cuda.cuCtxSetCurrent(program.copies.context), NRM_CUDA_SUCCESS);
     end(&program);
 }
 
@@ -642,7 +526,7 @@ churn_and_copy(void *seed)
     nrm_CUdeviceptr device;
     static unsigned char copies[N_THREADS + 1][65536];
     unsigned char *copy = copies[(uintptr_t)seed];
-    CHECK_EQ(cuda.cuCtxSetCurrent(shared.context), NRM_CUDA_SUCCESS);
+    CHECK_EQ(cuda.cuCtxSetCurrent(shared.copies.context), NRM_CUDA_SUCCESS);
     CHECK_EQ(cuda.cuStreamCreate(&stream, 1), NRM_CUDA_SUCCESS);
     CHECK_EQ(cuda.cuMemAlloc(&device, 65536), NRM_CUDA_SUCCESS);
     for (int i = 0; i < 400; i++) {
@@ -661,7 +545,7 @@ churn_and_copy(void *seed)
     return NULL;
 }
 
-TEST_EACH(threads_that_copy_and_free_see_their_own_bytes, kinds)
+TEST_EACH(threads_that_copy_and_free_see_their_own_bytes, copies_kinds)
 {
     pthread_t threads[N_THREADS];
     shared = begin(NULL, row, NULL);
@@ -687,7 +571,7 @@ allocate_in_child(void)
     CHECK_STATUS(nrm_resource_allocate(shared.pool, BLOCK, 0, NULL, &ptr),
                  NRM_CUDA_UNAVAILABLE);
     CHECK_STR_HAS(nrm_last_error()->message, "fork");
-    CHECK_STATUS(nrm_resource_allocate(shared.source, BLOCK, 0, NULL, &ptr),
+    CHECK_STATUS(nrm_resource_allocate(shared.copies.source, BLOCK, 0, NULL, &ptr),
                  NRM_CUDA_UNAVAILABLE);
     CHECK_OK(nrm_resource_deallocate(shared.pool, inherited, 0, NULL));
     CHECK_OK(nrm_resource_trim(shared.pool, 0, NULL));
@@ -696,7 +580,7 @@ allocate_in_child(void)
 
 TEST(a_forked_child_reads_what_it_inherits_and_never_calls_the_driver)
 {
-    shared = begin(NULL, &kinds[0], NULL);
+    shared = begin(NULL, &copies_kinds[0], NULL);
     inherited = allocate(shared.pool, BLOCK);
     memset(inherited, 11, BLOCK);
     CHECK_IN_CHILD(allocate_in_child);

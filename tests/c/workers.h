@@ -9,8 +9,7 @@
 #include "core/cache.h"
 #include "fixtures.h"
 
-/* Sanitizers make everything many times slower: divide the rounds by it. ThreadSanitizer
-   knows no threads in the child of a program that has several. */
+/* Sanitizers and Valgrind make everything many times slower: divide the rounds by it. */
 #if defined(__has_feature)
 #define WORKERS__HAS(sanitizer) __has_feature(sanitizer)
 #else
@@ -22,13 +21,19 @@
 #define IS_TSAN 0
 #endif
 #if defined(__SANITIZE_ADDRESS__) || WORKERS__HAS(address_sanitizer) || IS_TSAN
+#define IS_SANITIZED 1
+#else
+#define IS_SANITIZED 0
+#endif
+#if IS_SANITIZED || defined(NRM_VALGRIND)
 #define SLOW 8
 #else
 #define SLOW 1
 #endif
 /* Threads that a forked child starts: neither sanitizer can do without locks of its own, which
-   other threads of the parent may have held when it forked. */
-#define CHILD_HAS_THREADS (SLOW == 1)
+   other threads of the parent may have held when it forked. ThreadSanitizer knows no threads
+   in the child of a program that has several. */
+#define CHILD_HAS_THREADS (!IS_SANITIZED)
 
 struct worker {
     pthread_t thread;
