@@ -35,6 +35,7 @@ def simulator() -> Iterator[SimulatedCuda]:
     with simulate_cuda() as machine:
         yield machine
         numpy_rmm._core._exchange_handler(None)
+        numpy_rmm._core._reset_device_resources()
         gc.collect()  # an exception that a test caught keeps its frames in a cycle
         # A pool may outlive the driver in a fixture, and would wait for it in vain.
         numpy_rmm.trim()
@@ -137,6 +138,7 @@ def numpy_default() -> Iterator[None]:
     of."""
     numpy_rmm.reset_handler(scope="process")
     yield
+    numpy_rmm._core._reset_device_resources()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         numpy_rmm.reset_handler(scope="process")

@@ -374,6 +374,8 @@ typedef struct nrm_CUgraphEdgeData nrm_CUgraphEdgeData; /* nobody here looks int
       nrm_CUresult, (nrm_CUdevice *device, int ordinal))                               \
     X(cuDeviceGetCount, cuDeviceGetCount, 2000, 1,                                     \
       nrm_CUresult, (int *count))                                                      \
+    X(cuDeviceCanAccessPeer, cuDeviceCanAccessPeer, 4000, 0,                           \
+      nrm_CUresult, (int *can, nrm_CUdevice device, nrm_CUdevice peer))                \
     X(cuDeviceGetName, cuDeviceGetName, 2000, 1,                                       \
       nrm_CUresult, (char *name, int size, nrm_CUdevice device))                       \
     X(cuDeviceGetAttribute, cuDeviceGetAttribute, 2000, 1,                             \

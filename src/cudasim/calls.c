@@ -25,6 +25,7 @@ static const unsigned int rules[SIM_N_CALLS] = {
     [SIM_CALL_cuGetErrorString] = PLAIN | ANYWHERE,
     [SIM_CALL_cuDeviceGet] = INIT,
     [SIM_CALL_cuDeviceGetCount] = INIT,
+    [SIM_CALL_cuDeviceCanAccessPeer] = INIT,
     [SIM_CALL_cuDeviceGetName] = INIT,
     [SIM_CALL_cuDeviceGetAttribute] = INIT,
     [SIM_CALL_cuDeviceTotalMem] = INIT,

@@ -119,6 +119,22 @@ cuDeviceGetCount(int *count)
     return sim_call_end(&call, NRM_CUDA_SUCCESS);
 }
 
+/* All of them are linked. */
+nrm_CUresult
+cuDeviceCanAccessPeer(int *can, nrm_CUdevice device, nrm_CUdevice peer)
+{
+    SIM_BEGIN(call, cuDeviceCanAccessPeer, SIM_PTR(can), (uint64_t)device,
+              (uint64_t)peer);
+    if (can == NULL) {
+        return sim_call_end(&call, NRM_CUDA_ERROR_INVALID_VALUE);
+    }
+    if (!is_visible(device) || !is_visible(peer)) {
+        return sim_call_end(&call, NRM_CUDA_ERROR_INVALID_DEVICE);
+    }
+    *can = device != peer;
+    return sim_call_end(&call, NRM_CUDA_SUCCESS);
+}
+
 nrm_CUresult
 cuDeviceGet(nrm_CUdevice *device, int ordinal)
 {

@@ -393,12 +393,16 @@ cuMemAllocFromPoolAsync(nrm_CUdeviceptr *ptr, size_t nbytes, nrm_CUmemoryPool po
               SIM_PTR(stream));
     struct sim_queue *queue;
     struct sim_piece *piece = NULL;
-    if (ptr == NULL || nbytes == 0 || !sim_is_pool(pool)) {
+    if (ptr == NULL || !sim_is_pool(pool)) {
         return sim_call_end(&call, NRM_CUDA_ERROR_INVALID_VALUE);
     }
     nrm_CUresult result = sim_stream_find(&call, stream, &queue);
     if (result == NRM_CUDA_SUCCESS) {
         result = sim_capture_check_submit(queue);
+    }
+    if (result == NRM_CUDA_SUCCESS && nbytes == 0) {
+        *ptr = 0;
+        return sim_call_end(&call, NRM_CUDA_SUCCESS);
     }
     size_t rounded = round_up(nbytes, PIECE_GRANULE);
     if (result == NRM_CUDA_SUCCESS) {

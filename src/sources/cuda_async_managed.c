@@ -3,7 +3,9 @@
  * default pool of managed memory, which drivers have since CUDA 13.0.
  *
  * That pool is the whole process's: it is not destroyed, and its release threshold is raised
- * to no limit, since each release and return moves pages. The host may touch a block when the
+ * to no limit, since each release and return moves pages. It must not reuse what another
+ * stream has still to free, by making ours wait: an array would wait for a GPU that may wait
+ * for the host. The host may touch a block when the
  * stream that it was allocated on has been waited for; one that was asked for without a
  * stream, as arrays are, at once.
  */
@@ -41,6 +43,7 @@ find_pool(struct nrm__in_order *self, const struct nrm__cuda_scope *scope,
     nrm_CUmemLocation location = {.type = NRM_CU_MEM_LOCATION_TYPE_DEVICE,
                                   .id = scope->device};
     uint64_t threshold = UINT64_MAX;
+    int waits = 0;
     nrm_CUmemoryPool pool;
     NRM_TRY(check_managed(scope));
     nrm_CUresult code = scope->driver->cuMemGetDefaultMemPool(
@@ -48,6 +51,10 @@ find_pool(struct nrm__in_order *self, const struct nrm__cuda_scope *scope,
     if (code == NRM_CUDA_SUCCESS) {
         code = scope->driver->cuMemPoolSetAttribute(
             pool, NRM_CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold);
+    }
+    if (code == NRM_CUDA_SUCCESS) {
+        code = scope->driver->cuMemPoolSetAttribute(
+            pool, NRM_CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, &waits);
     }
     if (code != NRM_CUDA_SUCCESS) {
         return nrm__cuda_error(code, "the pool of managed memory of device %d",

@@ -19,7 +19,10 @@
 #include "core/stream.h"
 #include "core/uses.h"
 #include "nrm/options.h"
+#include "os/system.h"
 #include "sources/on_device.h"
+
+#define HUGE_NBYTES ((size_t)1 << 40) /* from here on it is asked what there is */
 
 /* A pool in one life of its device's context. */
 struct nrm__in_order_place {
@@ -180,11 +183,28 @@ struct call {
     nrm_stream *stream;
 };
 
+/* Whether there can never be so much: no driver is asked for that, as nobody says what one does
+   with managed memory beyond all that there is. */
+static bool
+is_absurd(const struct nrm__cuda_scope *scope, const nrm_resource *mr, size_t nbytes)
+{
+    size_t free_nbytes, total_nbytes;
+    if (nbytes < HUGE_NBYTES ||
+        scope->driver->cuMemGetInfo(&free_nbytes, &total_nbytes) != NRM_CUDA_SUCCESS) {
+        return false;
+    }
+    size_t host = mr->kind == NRM_KIND_MANAGED ? nrm__host_memory_nbytes() : 0;
+    return nbytes > total_nbytes + host;
+}
+
 static nrm_CUresult
 take(const struct nrm__cuda_scope *scope, void *more, size_t nbytes,
      nrm_CUdeviceptr *out)
 {
     const struct call *call = more;
+    if (is_absurd(scope, &call->self->base, nbytes)) {
+        return NRM_CUDA_ERROR_OUT_OF_MEMORY;
+    }
     const struct nrm__driver *driver = scope->driver;
     const struct nrm__in_order_place *place = atomic_load(&call->self->place);
     if (call->stream != NULL) {

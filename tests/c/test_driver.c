@@ -115,7 +115,8 @@ TEST(a_driver_without_an_optional_symbol_works)
     config.driver = 12040;
     simulator_start(&config);
     REQUIRE_OK(nrm__cuda_init(&driver));
-    CHECK_STR_EQ(nrm__cuda_missing_symbols(), "cuCtxRecordEvent, cuMemcpyBatchAsync");
+    CHECK_STR_EQ(nrm__cuda_missing_symbols(),
+                 "cuCtxRecordEvent, cuMemGetDefaultMemPool, cuMemcpyBatchAsync");
     CHECK(driver->cuCtxRecordEvent == NULL);
     CHECK(driver->cuMemAlloc != NULL);
 }

@@ -111,7 +111,7 @@ TEST(iteration_gives_every_known_name_once)
         CHECK(nrm_registry_contains(name));
         n++;
     }
-    CHECK_EQ(n, 9);
+    CHECK_EQ(n, 10);
 }
 
 TEST(host_memory_is_refused_as_a_devices_resource)

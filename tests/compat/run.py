@@ -141,6 +141,8 @@ def run(folder: Path, files: list[Path], arguments: list[str]) -> Outcomes:
     settings = folder.parents[1] / "pyproject.toml"
     words = ["-q", "-c", str(settings), "--rootdir", str(folder)]
     words += ["-p", "no:cacheprovider", "--continue-on-collection-errors"]
+    # NumPy 2.5 says this of what Numba does while it is imported.
+    words += ["-W", "ignore:The 'generic' unit:DeprecationWarning"]
     words += [*arguments, *map(str, files)]
     status = pytest.main(words, plugins=[outcomes])
     if not outcomes.failed and status != pytest.ExitCode.OK:

@@ -287,10 +287,11 @@ class TorchCopies(Library):
 
 
 class CupyCopies(Library):
-    """CuPy's ``set`` and ``get(blocking=False)``."""
+    """CuPy's ``set`` and ``get(blocking=False)``; in a capture its copies of bytes."""
 
     name = "cupy"
     captures_are_noticed = True
+    captures = False
 
     def __init__(self, driver: Driver) -> None:
         super().__init__(driver)
@@ -315,7 +316,14 @@ class CupyCopies(Library):
         return self.cupy.zeros(nbytes, self.cupy.uint8)
 
     def queue(self, operation: str, device: Any, array: np.ndarray, lane: Lane) -> Any:
-        if operation == "H2D":
+        if self.captures:  # where CuPy refuses the two
+            ends = (device.data.ptr, array.ctypes.data)
+            copy = self.cupy.cuda.runtime.memcpyAsync
+            if operation == "H2D":
+                copy(*ends, array.nbytes, 1, lane.native.ptr)
+            else:
+                copy(*reversed(ends), array.nbytes, 2, lane.native.ptr)
+        elif operation == "H2D":
             device.set(array, stream=lane.native)
         else:
             device.get(stream=lane.native, out=array, blocking=False)
@@ -325,10 +333,12 @@ class CupyCopies(Library):
     def captured(self, lane: Lane, mode: str) -> Iterator[Graph]:
         graph = NativeGraph()
         lane.native.begin_capture(mode=MODES[mode])
+        self.captures = True
         native = None
         try:
             yield graph
         finally:
+            self.captures = False
             native = lane.native.end_capture()
         graph.launch_on = native.launch
         del native

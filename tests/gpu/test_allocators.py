@@ -36,6 +36,11 @@ pytestmark = [
 
 Run = Callable[..., Any]
 
+# Small launches are what is tested.
+os.environ.setdefault("NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS", "0")
+if not hasattr(np, "row_stack"):  # gone since NumPy 2.5, and numba-cuda asks for it
+    vars(np)["row_stack"] = np.vstack
+
 
 def library(name: str) -> Any:
     if importlib.util.find_spec(name.partition(".")[0]) is None:
@@ -104,6 +109,8 @@ def test_cupys_memory_is_not_handed_out_while_it_is_used(
 ) -> None:
     """A block that is freed on a stream that works goes to others behind it."""
     own, other = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+    # A kernel that is loaded while a stream is held waits for it.
+    assert int(cupy.full(1 << 20, 2, cupy.uint8).min()) == 2
     for _ in range(20):
         with own:
             array = cupy.zeros(1 << 20, cupy.uint8)
@@ -212,6 +219,7 @@ def test_a_launch_of_numba_comes_behind_our_copy(driver: Driver) -> None:
 NUMBA = """
     import gc
     import numpy as np
+    np.row_stack = np.vstack  # gone since NumPy 2.5, and numba-cuda asks for it
     import numpy_rmm
     from numba import cuda
     from numpy_rmm import mr
@@ -370,6 +378,11 @@ def test_torch_streams_that_share_a_tensor(run_python: Run) -> None:
     driver = Driver()
     own, other = torch.cuda.Stream(), torch.cuda.Stream()
     wrong = 0
+    # A kernel that is loaded while a stream is held waits for it.
+    y = torch.ones(1 << 20, device="cuda", dtype=torch.uint8) + 0
+    z = torch.full((1 << 20,), 9, device="cuda", dtype=torch.uint8)
+    torch.cuda.synchronize()
+    del y, z
     for _ in range(20):
         with torch.cuda.stream(own):
             x = torch.ones(1 << 20, device="cuda", dtype=torch.uint8)
