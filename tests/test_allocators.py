@@ -238,8 +238,21 @@ class NumbaPointer:
         if finalizer is not None:
             self.finalize = weakref.finalize(self, finalizer)
 
-    def own(self) -> NumbaPointer:
+    def own(self) -> object:
         return self
+
+
+class NumbaOwned:
+    """What stands for memory of Numba's that it knows weakly, and ends with it."""
+
+    def __init__(self, memory: Any) -> None:
+        self.handle = memory.handle
+        weakref.finalize(self, lambda: memory.finalize())
+
+
+class NumbaAutoFree(NumbaPointer):
+    def own(self) -> object:
+        return NumbaOwned(weakref.proxy(self))
 
 
 class Context:
@@ -248,10 +261,13 @@ class Context:
 
 @pytest.fixture
 def manager(install: Callable[..., None]) -> Iterator[Any]:
-    kinds = {
-        name: type(name, (NumbaPointer,), {})
-        for name in ("MemoryPointer", "MappedMemory", "PinnedMemory", "ManagedMemory")
+    bases = {
+        "MemoryPointer": NumbaPointer,
+        "MappedMemory": NumbaAutoFree,
+        "PinnedMemory": NumbaPointer,
+        "ManagedMemory": NumbaAutoFree,
     }
+    kinds = {name: type(name, (base,), {}) for name, base in bases.items()}
     kinds["binding"] = types.SimpleNamespace(CUdeviceptr=int)  # type: ignore[assignment]
     install(
         numba={},
@@ -310,7 +326,8 @@ def test_numbas_page_locked_memory(manager: Any, mapped: bool) -> None:
     pool = numpy_rmm.registry["pinned"]
     before = count(pool)
     memory = manager.memhostalloc(1 << 16, mapped=mapped)
-    assert type(memory).__name__ == ("MappedMemory" if mapped else "PinnedMemory")
+    assert type(memory).__name__ == ("NumbaOwned" if mapped else "PinnedMemory")
+    assert memory.handle != 0
     assert count(pool) == before + 1
     del memory
     assert count(pool) == before
@@ -321,7 +338,8 @@ def test_numbas_managed_memory(manager: Any) -> None:
     pool = numpy_rmm.registry["managed"]
     before = count(pool)
     memory = manager.memallocmanaged(1 << 16, attach_global=True)
-    assert type(memory).__name__ == "ManagedMemory"
+    assert type(memory).__name__ == "NumbaOwned"
+    assert memory.handle != 0
     assert count(pool) == before + 1
     del memory
     assert count(pool) == before

@@ -17,13 +17,21 @@ RUN = COMPAT / "run.py"
 CHECKOUT = os.environ.get("NUMPY_RMM_RMM_CHECKOUT")
 
 
-def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def python(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    """From a folder with nothing to import, and as if no pytest ran."""
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     return subprocess.run(
-        [sys.executable, RUN, *arguments],
+        [sys.executable, *words],
         capture_output=True,
         text=True,
         check=False,
+        cwd=COMPAT,
+        env=environ,
     )
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return python(RUN, *arguments)
 
 
 def test_the_package_is_renames_only() -> None:
@@ -51,12 +59,7 @@ assert rmm.pylibrmm.stream.Stream is Stream
 
 
 def test_the_names_lead_here() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, COMPAT],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python("-c", PROGRAM, COMPAT)
     assert done.returncode == 0, done.stderr
 
 

@@ -379,7 +379,7 @@ def test_memory_in_flight_is_not_the_hosts(
     ctypes.memset(ptr, 7, nbytes)
     with driver.held(stream):
         handle = stream.__cuda_stream__()[1]
-        driver.check(driver.cuMemcpyHtoDAsync(seen, ptr, nbytes, handle))
+        driver.check(driver.cuMemcpyAsync(seen, ptr, nbytes, handle))
         resource.deallocate(ptr, nbytes, stream)
         with handler:
             arrays = [np.full(nbytes, 9, dtype=np.uint8) for _ in range(3)]

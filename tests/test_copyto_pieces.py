@@ -145,6 +145,8 @@ def test_random_strides(
         driver.check(
             driver.cuMemcpyHtoD(target.address, blank.ctypes.data, blank.nbytes)
         )
+        # It returns when the bytes are staged, and other streams may be faster.
+        driver.check(driver.cuCtxSynchronize())
         if way == "out":
             copyto(at, source.view(of), stream=stream)
         else:

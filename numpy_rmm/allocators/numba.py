@@ -59,7 +59,10 @@ def _finalizer(
 class _HostBlock:
     """Memory of a resource, until nobody refers to it."""
 
-    __slots__ = ("__weakref__", "mr", "ptr", "size")
+    __slots__ = ("__weakref__", "memory", "mr", "ptr", "size")
+
+    memory: Any
+    """Numba's object of it, where what its `own` returns refers to that weakly."""
 
     def __init__(self, mr: MemoryResource, size: int) -> None:
         self.ptr = 0
@@ -108,7 +111,9 @@ class _Allocations:
         driver, finalizer = _driver(), self._keep(block.ptr, block)
         kind = driver.MappedMemory if mapped else driver.PinnedMemory
         context = weakref.proxy(self.context)
-        return kind(context, block.ptr, size, finalizer=finalizer).own()
+        memory = kind(context, block.ptr, size, finalizer=finalizer)
+        block.memory = memory if mapped else None
+        return memory.own()
 
     def memallocmanaged(self, size: int, attach_global: bool) -> Any:
         """Managed memory of the pool "managed"; attached to the host alone: Numba's."""
@@ -118,8 +123,8 @@ class _Allocations:
         driver, finalizer = _driver(), self._keep(block.ptr, block)
         address = driver.binding.CUdeviceptr(block.ptr)
         context = weakref.proxy(self.context)
-        memory = driver.ManagedMemory(context, address, size, finalizer=finalizer)
-        return memory.own()
+        block.memory = driver.ManagedMemory(context, address, size, finalizer=finalizer)
+        return block.memory.own()
 
     def get_memory_info(self) -> Any:
         """Raise NotImplementedError, as RMM does: memory may come from a pool."""
