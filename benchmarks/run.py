@@ -178,6 +178,8 @@ def run_one(run: Run, options: argparse.Namespace, settings: Settings) -> None:
     run.begin(options.suite, settings)
     try:
         module.run(run)
+    except OutOfTime as error:
+        run.output.show(f"the rest of {options.suite} is left out: {error}")
     except CannotCompile as error:
         raise SystemExit(
             f"the {options.suite} suite cannot be built: {error}"
