@@ -190,6 +190,7 @@ static struct {
     struct counting counting;
     sem_t begun, go_on;
     atomic_bool is_slow;
+    atomic_int n_giving; /* who gives back just now */
 } slow;
 
 static nrm_status
@@ -209,7 +210,10 @@ static nrm_status
 slow_deallocate(void *context, void *ptr, size_t nbytes, nrm_stream *stream)
 {
     (void)context;
-    return counting_deallocate(&slow.counting, ptr, nbytes, stream);
+    atomic_fetch_add(&slow.n_giving, 1);
+    nrm_status status = counting_deallocate(&slow.counting, ptr, nbytes, stream);
+    atomic_fetch_sub(&slow.n_giving, 1);
+    return status;
 }
 
 static nrm_resource *
@@ -228,7 +232,9 @@ end_slow(nrm_resource *mr)
 {
     free_all(mr);
     nrm_resource_release(mr);
-    for (int i = 0; i < 500 && atomic_load(&slow.counting.n_live) != 0; i++) {
+    for (int i = 0; i < 500 && (atomic_load(&slow.counting.n_live) != 0 ||
+                                atomic_load(&slow.n_giving) != 0);
+         i++) {
         nrm__sleep_ns(10000000);
     }
     CHECK_EQ(atomic_load(&slow.counting.n_live), 0u);
@@ -334,7 +340,9 @@ TEST(a_pool_that_nobody_uses_any_more_ends_with_its_growth)
     nrm_resource_release(mr);
     CHECK_GT(atomic_load(&slow.counting.n_live), 0u); /* the thread holds it */
     sem_post(&slow.go_on);
-    for (int i = 0; i < 500 && atomic_load(&slow.counting.n_live) != 0; i++) {
+    for (int i = 0; i < 500 && (atomic_load(&slow.counting.n_live) != 0 ||
+                                atomic_load(&slow.n_giving) != 0);
+         i++) {
         nrm__sleep_ns(10000000);
     }
     CHECK_EQ(atomic_load(&slow.counting.n_live), 0u);
