@@ -338,7 +338,7 @@ size_t nrm__pool_pending_locked(const struct nrm__pool *pool);
 size_t nrm__pool_captured_locked(const struct nrm__pool *pool);
 void nrm__pool_check_order_locked(struct nrm__pool *pool);
 
-/* ---- memory: the lock is not held (pool_search.c) ---- */
+/* ---- memory: the lock is not held (pool_search.c, pool_give.c) ---- */
 
 /* What the pool takes for a request: whole granules, and room for a block that grows. */
 size_t nrm__pool_block_nbytes(const struct nrm__pool *pool,
