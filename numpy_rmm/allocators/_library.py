@@ -14,5 +14,5 @@ def library(name: str, package: str) -> Any:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         raise ModuleNotFoundError(
-            f"{name} is not installed: pip install {package}", name=error.name
+            f"{error.name} is not installed: pip install {package}", name=error.name
         ) from None
