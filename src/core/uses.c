@@ -13,6 +13,7 @@
  */
 #include "core/uses.h"
 
+#include <sched.h>
 #include <string.h>
 
 #include "base/assert.h"
@@ -28,21 +29,27 @@
 #include "os/system.h"
 
 #define MAX_PENDING 8
+#define SPIN_NS UINT64_C(50000)
 #define POLL_FIRST_NS UINT64_C(20000) /* between two looks; doubled up to ... */
 #define POLL_LAST_NS UINT64_C(500000)
 #define BUDGET_MAX_NS UINT64_C(1000000000)
 
 enum slot_state { SLOT_FREE, SLOT_CLOSING, SLOT_RECORDED, SLOT_QUERIED };
 
+/* Belongs to whoever made it closing or queried; the lock is held where one of several is
+   chosen to be asked about. */
 struct slot {
-    enum slot_state state;
-    uint64_t number;
-    uint64_t n_blocks; /* given back while it was open */
+    _Atomic(enum slot_state) state;
+    atomic_uint_least64_t number;
+    atomic_uint_least64_t n_blocks; /* given back while it was open */
+    bool asks; /* about its events at once, as no other epoch is pending */
     int n_events;
     struct nrm__cuda_event events[NRM__MAX_DEVICES];
+    struct nrm__cuda_event spares[NRM__MAX_DEVICES]; /* for later, each of its device */
 };
 
-static atomic_uint_least64_t open_number = 1, done_number, recorded_number;
+static atomic_uint_least64_t open_number = 1, recorded_number;
+atomic_uint_least64_t nrm__epoch_newest_done;
 static atomic_uint_least64_t lost_generations; /* + 1; 0: no device was lost */
 atomic_bool nrm__epoch_forbids;
 static atomic_uint_least64_t n_stamps;        /* given out */
@@ -75,16 +82,9 @@ nrm__epoch_stamp(void)
     }
 #endif
     /* The program's submissions come before the read: where submitting and recording do
-       not meet in a lock of the driver, only this fence says so. */
-    atomic_thread_fence(memory_order_seq_cst);
-    atomic_fetch_add_explicit(&n_stamps, 1, memory_order_relaxed);
+       not meet in a lock of the driver, only the order of these two says so. */
+    atomic_fetch_add(&n_stamps, 1);
     return atomic_load(&open_number);
-}
-
-bool
-nrm__epoch_is_done(uint64_t stamp)
-{
-    return stamp <= atomic_load_explicit(&done_number, memory_order_acquire);
 }
 
 uint64_t
@@ -147,34 +147,48 @@ static struct slot *
 take_slot(void)
 {
     struct slot *taken = NULL;
-    nrm__lock_acquire(&epochs_lock);
-    for (int i = 0; i < MAX_PENDING && taken == NULL; i++) {
-        if (slots[i].state == SLOT_FREE) {
+    bool is_first = true;
+    for (int i = 0; i < MAX_PENDING; i++) {
+        enum slot_state none = SLOT_FREE;
+        if (taken == NULL &&
+            atomic_compare_exchange_strong(&slots[i].state, &none, SLOT_CLOSING)) {
             taken = &slots[i];
+        }
+        else if (atomic_load(&slots[i].state) != SLOT_FREE) {
+            is_first = false;
         }
     }
     if (taken != NULL) {
-        taken->state = SLOT_CLOSING;
+        taken->asks = is_first;
+        taken->n_events = 0;
     }
-    nrm__lock_release(&epochs_lock);
     return taken;
+}
+
+/* The last of its events is needed no more. */
+static void
+drop_event(struct slot *slot)
+{
+    struct nrm__cuda_event *last = &slot->events[--slot->n_events];
+    struct nrm__cuda_event *spare = &slot->spares[last->device];
+    if (spare->handle != NULL) {
+        nrm__cuda_event_recycle(spare);
+    }
+    *spare = *last;
 }
 
 static void
 drop_events(struct slot *slot)
 {
-    for (int i = 0; i < slot->n_events; i++) {
-        nrm__cuda_event_recycle(&slot->events[i]);
+    while (slot->n_events != 0) {
+        drop_event(slot);
     }
-    slot->n_events = 0;
 }
 
 static void
 set_state(struct slot *slot, enum slot_state state)
 {
-    nrm__lock_acquire(&epochs_lock);
-    slot->state = state;
-    nrm__lock_release(&epochs_lock);
+    atomic_store_explicit(&slot->state, state, memory_order_release);
 }
 
 void
@@ -189,27 +203,42 @@ nrm__epoch_warn_capture(int device)
         device);
 }
 
+/* An event that is not done yet is one to be asked about. */
+static enum nrm__record
+record_one(struct slot *slot, int device)
+{
+    struct nrm__cuda_event *spare = &slot->spares[device];
+    bool is_done = false;
+    enum nrm__record result =
+        nrm__cuda_record_with(device, spare, slot->asks ? &is_done : NULL);
+    if (result == NRM__RECORDED) {
+        atomic_fetch_add_explicit(&n_records, 1, memory_order_relaxed);
+    }
+    if (result == NRM__RECORDED && spare->handle != NULL && !is_done) {
+        slot->events[slot->n_events++] = *spare;
+        spare->handle = NULL;
+    }
+    return result;
+}
+
 /* One record on each device whose primary context is active, asked after the number was
-   published. False when one of them could not be recorded. */
+   published, and on an idle GPU a look at once. False when one of them could not be
+   recorded. */
 static bool
 record_all(struct slot *slot)
 {
-    int devices[NRM__MAX_DEVICES];
-    int n_devices = nrm__cuda_active_devices(devices);
+    int n_devices = nrm__cuda_n_devices();
     for (int i = 0; i < n_devices; i++) {
-        struct nrm__cuda_event event;
-        int device = NRM_PLANTED(EVENT_OF_WRONG_DEVICE) ? devices[0] : devices[i];
-        switch (nrm__cuda_record(device, &event)) {
+        if (!nrm__cuda_may_be_active(i)) {
+            continue;
+        }
+        switch (record_one(slot, NRM_PLANTED(EVENT_OF_WRONG_DEVICE) ? 0 : i)) {
         case NRM__RECORDED:
-            atomic_fetch_add_explicit(&n_records, 1, memory_order_relaxed);
-            if (event.handle != NULL) {
-                slot->events[slot->n_events++] = event;
-            }
             break;
         case NRM__RECORD_IDLE:
             break;
         case NRM__RECORD_INVALIDATED:
-            nrm__epoch_warn_capture(devices[i]);
+            nrm__epoch_warn_capture(i);
             return false;
         case NRM__RECORD_CAPTURE:
             return false;
@@ -235,11 +264,11 @@ nrm__epoch_close(void)
     void *token = nrm__detach();
     bool publishes_late = NRM_PLANTED(RECORD_BEFORE_PUBLISH);
     uint64_t number = atomic_fetch_add(&open_number, publishes_late ? 0 : 1);
-    slot->number = number;
-    slot->n_events = 0;
+    atomic_store_explicit(&slot->number, number, memory_order_relaxed);
     uint64_t n_all = atomic_load_explicit(&n_stamps, memory_order_relaxed);
     uint64_t n_before = atomic_exchange(&n_stamps_closed, n_all);
-    slot->n_blocks = n_all > n_before ? n_all - n_before : 0;
+    atomic_store_explicit(&slot->n_blocks, n_all > n_before ? n_all - n_before : 0,
+                          memory_order_relaxed);
     /* Without a driver in this process nothing of the pools' can be in use. */
     bool recorded = nrm__cuda_driver() == NULL || record_all(slot);
     if (publishes_late) {
@@ -249,16 +278,17 @@ nrm__epoch_close(void)
         atomic_fetch_add_explicit(&n_closed, 1, memory_order_relaxed);
         raise_to(&recorded_number, number);
         if (slot->n_events == 0) {
-            raise_to(&done_number, number);
+            raise_to(&nrm__epoch_newest_done, number);
         }
     }
     else {
         /* The number was published without a record: a later epoch covers its blocks. */
         drop_events(slot);
     }
+    bool asked = slot->asks;
     set_state(slot, slot->n_events != 0 ? SLOT_RECORDED : SLOT_FREE);
     nrm__attach(token);
-    if (recorded) {
+    if (recorded && !asked) {
         (void)nrm__epoch_poll();
     }
     return recorded;
@@ -266,20 +296,30 @@ nrm__epoch_close(void)
 
 /* ---- asking ---- */
 
-/* The oldest recorded epoch that nobody is asking about, marked as asked about. */
+/* The oldest epoch in one of two states; NULL: there is none. */
 static struct slot *
-take_oldest(void)
+oldest_locked(enum slot_state one, enum slot_state other)
 {
     struct slot *oldest = NULL;
-    nrm__lock_acquire(&epochs_lock);
     for (int i = 0; i < MAX_PENDING; i++) {
-        if (slots[i].state == SLOT_RECORDED &&
+        enum slot_state state =
+            atomic_load_explicit(&slots[i].state, memory_order_acquire);
+        if ((state == one || state == other) &&
             (oldest == NULL || slots[i].number < oldest->number)) {
             oldest = &slots[i];
         }
     }
+    return oldest;
+}
+
+/* The oldest recorded epoch that nobody is asking about, marked as asked about. */
+static struct slot *
+take_oldest(void)
+{
+    nrm__lock_acquire(&epochs_lock);
+    struct slot *oldest = oldest_locked(SLOT_RECORDED, SLOT_RECORDED);
     if (oldest != NULL) {
-        oldest->state = SLOT_QUERIED;
+        set_state(oldest, SLOT_QUERIED);
     }
     nrm__lock_release(&epochs_lock);
     return oldest;
@@ -290,16 +330,14 @@ static bool
 query(struct slot *slot)
 {
     while (slot->n_events > 0) {
-        struct nrm__cuda_event *last = &slot->events[slot->n_events - 1];
-        nrm_status status = nrm__cuda_event_query(last);
+        nrm_status status = nrm__cuda_event_query(&slot->events[slot->n_events - 1]);
         if (status == NRM_DEVICE_LOST) {
             note_lost();
         }
         if (status != NRM_OK) {
             return false;
         }
-        nrm__cuda_event_recycle(last);
-        slot->n_events--;
+        drop_event(slot);
     }
     return true;
 }
@@ -322,25 +360,11 @@ nrm__epoch_poll(void)
             set_state(slot, SLOT_RECORDED);
             break;
         }
-        raise_to(&done_number, slot->number);
+        raise_to(&nrm__epoch_newest_done, slot->number);
         set_state(slot, SLOT_FREE);
         more = more || !covered;
     }
     return more;
-}
-
-/* NULL: none is pending. */
-static const struct slot *
-oldest_pending_locked(void)
-{
-    const struct slot *oldest = NULL;
-    for (int i = 0; i < MAX_PENDING; i++) {
-        if (slots[i].state >= SLOT_RECORDED &&
-            (oldest == NULL || slots[i].number < oldest->number)) {
-            oldest = &slots[i];
-        }
-    }
-    return oldest;
 }
 
 /* Another epoch is the oldest: what the one before took from the first wait on, for each of
@@ -367,7 +391,7 @@ begin_wait(uint64_t limit_ns, bool insists)
 {
     uint64_t allowed_ns = 0;
     nrm__lock_acquire(&epochs_lock);
-    const struct slot *oldest = oldest_pending_locked();
+    const struct slot *oldest = oldest_locked(SLOT_RECORDED, SLOT_QUERIED);
     if (oldest != NULL) {
         if (oldest->number != patience.number) {
             begin_patience_locked(oldest);
@@ -393,11 +417,34 @@ end_wait(uint64_t waited_ns)
     nrm__lock_release(&epochs_lock);
 }
 
+/* Looks again and again until more is done than `before`. The kernel wakes a thread that
+   sleeps some fifty microseconds late: what takes less is looked at all the time. */
+static bool
+look_for(uint64_t allowed_ns, uint64_t before)
+{
+    uint64_t start = nrm__clock_ns(), waited = 0, pause = POLL_FIRST_NS;
+    bool more = false;
+    while (!more && !nrm__epoch_is_lost() && !nrm__is_exiting() &&
+           waited < allowed_ns) {
+        if (waited < SPIN_NS) {
+            (void)sched_yield();
+        }
+        else {
+            nrm__sleep_ns(pause);
+            pause = pause < POLL_LAST_NS ? 2 * pause : pause;
+        }
+        more = nrm__epoch_poll() || atomic_load(&nrm__epoch_newest_done) != before;
+        waited = nrm__clock_ns() - start;
+    }
+    end_wait(waited);
+    return more;
+}
+
 bool
 nrm__epoch_wait(uint64_t limit_ns, bool insists)
 {
-    uint64_t before = atomic_load(&done_number);
-    if (nrm__epoch_poll() || atomic_load(&done_number) != before) {
+    uint64_t before = atomic_load(&nrm__epoch_newest_done);
+    if (nrm__epoch_poll() || atomic_load(&nrm__epoch_newest_done) != before) {
         return true;
     }
     if (limit_ns == 0 || nrm__is_exiting() || nrm__cuda_is_forked()) {
@@ -408,16 +455,8 @@ nrm__epoch_wait(uint64_t limit_ns, bool insists)
         return false;
     }
     atomic_fetch_add_explicit(&n_waits, 1, memory_order_relaxed);
-    uint64_t start = nrm__clock_ns(), pause = POLL_FIRST_NS;
-    bool more = false;
     void *token = nrm__detach();
-    while (!more && !nrm__epoch_is_lost() && !nrm__is_exiting() &&
-           nrm__clock_ns() - start < allowed_ns) {
-        nrm__sleep_ns(pause);
-        pause = pause < POLL_LAST_NS ? 2 * pause : pause;
-        more = nrm__epoch_poll() || atomic_load(&done_number) != before;
-    }
-    end_wait(nrm__clock_ns() - start);
+    bool more = look_for(allowed_ns, before);
     nrm__attach(token);
     return more;
 }
@@ -432,7 +471,7 @@ nrm__epoch_forget_contexts(void)
         set_state(slot, SLOT_FREE);
     }
     raise_to(&recorded_number, number);
-    raise_to(&done_number, number);
+    raise_to(&nrm__epoch_newest_done, number);
     atomic_store(&lost_generations, 0);
     update_forbids(0);
     nrm__lock_acquire(&epochs_lock);
@@ -447,17 +486,15 @@ nrm__epoch_counts(struct nrm__epoch_counts *out)
 {
     *out = (struct nrm__epoch_counts){
         .open = atomic_load(&open_number),
-        .done = atomic_load(&done_number),
+        .done = atomic_load(&nrm__epoch_newest_done),
         .closed = atomic_load(&n_closed),
         .records = atomic_load(&n_records),
         .waits = atomic_load(&n_waits),
         .polls = atomic_load(&n_polls),
     };
-    nrm__lock_acquire(&epochs_lock);
     for (int i = 0; i < MAX_PENDING; i++) {
-        out->pending += slots[i].state != SLOT_FREE;
+        out->pending += atomic_load(&slots[i].state) != SLOT_FREE;
     }
-    nrm__lock_release(&epochs_lock);
 }
 
 static const struct nrm__fork_hook epochs_hook = {

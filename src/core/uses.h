@@ -17,8 +17,14 @@
    no GPU has seen, always done. */
 uint64_t nrm__epoch_stamp(void);
 
-/* One atomic load. */
-bool nrm__epoch_is_done(uint64_t stamp);
+/* Everything up to this number is done. */
+extern atomic_uint_least64_t nrm__epoch_newest_done;
+
+static inline bool
+nrm__epoch_is_done(uint64_t stamp)
+{
+    return stamp <= atomic_load_explicit(&nrm__epoch_newest_done, memory_order_acquire);
+}
 
 /* The newest number whose events are all recorded. A parked block with a later stamp
    waits for an epoch that nobody has closed yet. */

@@ -151,6 +151,16 @@ nrm__cuda_active_devices(int *out)
     return n;
 }
 
+bool
+nrm__cuda_may_be_active(int device)
+{
+    const struct nrm__driver *driver = nrm__cuda_driver();
+    return driver != NULL && device >= 0 && device < driver->n_devices &&
+           (atomic_load_explicit(&slots[device].context, memory_order_acquire) !=
+                NULL ||
+            is_active(driver, device));
+}
+
 int
 nrm__cuda_device_of(nrm_CUcontext context)
 {
@@ -394,6 +404,61 @@ nrm__cuda_enter_existing(int device, struct nrm__cuda_scope *out)
         return NRM_NOT_FOUND;
     }
     return enter(driver, device, false, out);
+}
+
+/* Context, id and generation of one life: a life ends with a step of the generation before
+   the id is that of the next. False: none is known, or it has just ended. */
+static bool
+read_life(int device, struct nrm__cuda_scope *scope)
+{
+    scope->generation = nrm__cuda_generation_noticed(device);
+    scope->context = atomic_load_explicit(&slots[device].context, memory_order_acquire);
+    scope->id = atomic_load_explicit(&slots[device].id, memory_order_acquire);
+    return scope->context != NULL &&
+           nrm__cuda_generation_noticed(device) == scope->generation;
+}
+
+/* The id says it all: a context that was reset has none, and then another. */
+bool
+nrm__cuda_is_same_life(const struct nrm__cuda_scope *scope)
+{
+    unsigned long long id = 0;
+    return scope->driver->cuCtxGetId(scope->context, &id) == NRM_CUDA_SUCCESS &&
+           id == scope->id;
+}
+
+static bool
+push_retained(struct nrm__cuda_scope *scope)
+{
+    const struct nrm__driver *driver = scope->driver;
+    nrm_CUcontext current = NULL;
+    if (!nrm__cuda_is_same_life(scope)) {
+        return false;
+    }
+    bool is_current = driver->cuCtxGetCurrent(&current) == NRM_CUDA_SUCCESS &&
+                      current == scope->context;
+    scope->pushed = !is_current &&
+                    driver->cuCtxPushCurrent(scope->context) == NRM_CUDA_SUCCESS;
+    return is_current || scope->pushed;
+}
+
+bool
+nrm__cuda_enter_retained(int device, struct nrm__cuda_scope *out)
+{
+    const struct nrm__driver *driver = nrm__cuda_driver();
+    struct nrm__cuda_scope scope = {.driver = driver, .device = device};
+    if (driver == NULL || device < 0 || device >= driver->n_devices ||
+        nrm__cuda_is_exiting() || !read_life(device, &scope)) {
+        return false;
+    }
+    nrm__assert_no_locks();
+    scope.mode = nrm__cuda_relax(driver);
+    if (!push_retained(&scope)) {
+        nrm__cuda_unrelax(driver, scope.mode);
+        return false;
+    }
+    *out = scope;
+    return true;
 }
 
 void

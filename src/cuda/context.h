@@ -20,6 +20,7 @@ struct nrm__cuda_scope {
     nrm_CUcontext context; /* that is current between enter and leave */
     int device;            /* its ordinal */
     uint64_t generation;   /* of the device, see below */
+    unsigned long long id; /* of the context, after nrm__cuda_enter_retained */
     bool pushed;
     nrm_CUstreamCaptureMode mode; /* to restore */
 };
@@ -34,6 +35,13 @@ nrm_status nrm__cuda_enter(int device, struct nrm__cuda_scope *out);
 /* The primary context of a device if it lives: NRM_NOT_FOUND (not recorded) when it
    does not, or CUDA is not initialised. */
 nrm_status nrm__cuda_enter_existing(int device, struct nrm__cuda_scope *out);
+
+/* The same of a context that we retain, with as few calls as that takes. False: we know of
+   none that lives, or it cannot be made current, and nothing has been changed. */
+bool nrm__cuda_enter_retained(int device, struct nrm__cuda_scope *out);
+
+/* After that: whether it has been in one life of the context all the while. */
+bool nrm__cuda_is_same_life(const struct nrm__cuda_scope *scope);
 
 void nrm__cuda_leave(struct nrm__cuda_scope *scope);
 
@@ -68,6 +76,10 @@ void nrm__cuda_check_generations(void);
 /* The device whose primary context this is, as far as it is retained by us; -1: none. A few
    atomic loads. */
 int nrm__cuda_device_of(nrm_CUcontext context);
+
+/* Whether the primary context of a device may be active: one that we retain is taken to be,
+   of others the driver is asked. */
+bool nrm__cuda_may_be_active(int device);
 
 /* Devices whose primary context is active now (asked of the driver, never cached):
    ordinals into `out`, at most NRM__MAX_DEVICES. Does not make contexts. */

@@ -130,20 +130,37 @@ failed(int device, nrm_CUresult code)
     return NRM__RECORD_CAPTURE;
 }
 
+/* One that is to spare, if it is of this life of the context, or of the pool, or new. */
+static nrm_CUresult
+find_event(const struct nrm__cuda_scope *scope, struct nrm__cuda_event *event)
+{
+    if (event->handle != NULL && event->generation != scope->generation) {
+        nrm__cuda_event_recycle(event);
+    }
+    if (event->handle == NULL) {
+        event->handle = nrm__cuda_event_take(scope->device, scope->generation);
+    }
+    event->device = scope->device;
+    event->generation = scope->generation;
+    if (event->handle != NULL) {
+        return NRM_CUDA_SUCCESS;
+    }
+    nrm_CUresult code =
+        scope->driver->cuEventCreate(&event->handle, NRM_CU_EVENT_DISABLE_TIMING);
+    if (code != NRM_CUDA_SUCCESS) {
+        event->handle = NULL;
+    }
+    return code;
+}
+
 static enum nrm__record
 record_event(const struct nrm__cuda_scope *scope, struct nrm__cuda_event *event)
 {
-    const struct nrm__driver *driver = scope->driver;
-    nrm_CUresult code = NRM_CUDA_SUCCESS;
-    event->handle = nrm__cuda_event_take(scope->device, scope->generation);
-    if (event->handle == NULL) {
-        code = driver->cuEventCreate(&event->handle, NRM_CU_EVENT_DISABLE_TIMING);
-    }
+    nrm_CUresult code = find_event(scope, event);
     if (code != NRM_CUDA_SUCCESS) {
-        event->handle = NULL;
         return failed(scope->device, code);
     }
-    code = driver->cuCtxRecordEvent(scope->context, event->handle);
+    code = scope->driver->cuCtxRecordEvent(scope->context, event->handle);
     if (code == NRM_CUDA_SUCCESS) {
         return NRM__RECORDED;
     }
@@ -164,16 +181,63 @@ record(const struct nrm__cuda_scope *scope, struct nrm__cuda_event *event)
     return code == NRM_CUDA_SUCCESS ? NRM__RECORDED : failed(scope->device, code);
 }
 
-enum nrm__record
-nrm__cuda_record(int device, struct nrm__cuda_event *out)
+/* Whether it is done already: then nobody need ask about it later. */
+static enum nrm__record
+ask_at_once(const struct nrm__cuda_scope *scope, struct nrm__cuda_event *event,
+            bool *out_done)
 {
-    struct nrm__cuda_scope scope;
-    if (device < 0 || device >= NRM__MAX_DEVICES) {
-        return NRM__RECORD_IDLE;
+    nrm_CUresult code = scope->driver->cuEventQuery(event->handle);
+    *out_done = code == NRM_CUDA_SUCCESS;
+    if (!nrm__cuda_is_sticky(code)) {
+        return NRM__RECORDED;
     }
-    if (atomic_load_explicit(&has_captured[device], memory_order_relaxed)) {
+    (void)nrm__cuda_error(code, "cuEventQuery on device %d", scope->device);
+    return NRM__RECORD_LOST;
+}
+
+/* In a context that was entered. What a synchronisation has waited for is done. */
+static enum nrm__record
+record_inside(const struct nrm__cuda_scope *scope, struct nrm__cuda_event *event,
+              bool *out_done)
+{
+    if (!nrm__cuda_record_begin()) {
         return NRM__RECORD_CAPTURE;
     }
+    enum nrm__record result = record(scope, event);
+    nrm__cuda_record_end();
+    if (result != NRM__RECORDED || out_done == NULL) {
+        return result;
+    }
+    *out_done = true;
+    return event->handle != NULL ? ask_at_once(scope, event, out_done) : result;
+}
+
+/* A reset meanwhile: nobody knows to which life the event belongs. */
+static enum nrm__record
+if_same_life(enum nrm__record result, bool is_same)
+{
+    return result == NRM__RECORDED && !is_same ? NRM__RECORD_CAPTURE : result;
+}
+
+/* In a context that we retain. NRM__RECORD_IDLE: it lives no more, if we retain one. */
+static enum nrm__record
+record_retained(int device, struct nrm__cuda_event *event, bool *out_done)
+{
+    struct nrm__cuda_scope scope;
+    if (!nrm__cuda_enter_retained(device, &scope)) {
+        return NRM__RECORD_IDLE;
+    }
+    enum nrm__record result = record_inside(&scope, event, out_done);
+    bool is_same = result != NRM__RECORDED || nrm__cuda_is_same_life(&scope);
+    nrm__cuda_leave(&scope);
+    return if_same_life(result, is_same);
+}
+
+/* In one that has to be looked for. */
+static enum nrm__record
+record_existing(int device, struct nrm__cuda_event *event, bool *out_done)
+{
+    struct nrm__cuda_scope scope;
     nrm_status status = nrm__cuda_enter_existing(device, &scope);
     if (status == NRM_NOT_FOUND) {
         return NRM__RECORD_IDLE;
@@ -181,17 +245,30 @@ nrm__cuda_record(int device, struct nrm__cuda_event *out)
     if (status != NRM_OK) {
         return status == NRM_DEVICE_LOST ? NRM__RECORD_LOST : NRM__RECORD_CAPTURE;
     }
-    struct nrm__cuda_event event = {.device = device, .generation = scope.generation};
-    enum nrm__record result = NRM__RECORD_CAPTURE;
-    if (nrm__cuda_record_begin()) {
-        result = record(&scope, &event);
-        nrm__cuda_record_end();
-    }
+    enum nrm__record result = record_inside(&scope, event, out_done);
     nrm__cuda_leave(&scope);
-    /* A reset meanwhile: nobody knows to which life the event belongs. */
-    if (result == NRM__RECORDED && nrm__cuda_generation(device) != event.generation) {
-        result = NRM__RECORD_CAPTURE;
+    return if_same_life(result, nrm__cuda_generation(device) == scope.generation);
+}
+
+enum nrm__record
+nrm__cuda_record_with(int device, struct nrm__cuda_event *event, bool *out_done)
+{
+    if (device < 0 || device >= NRM__MAX_DEVICES) {
+        return NRM__RECORD_IDLE;
     }
+    if (atomic_load_explicit(&has_captured[device], memory_order_relaxed)) {
+        return NRM__RECORD_CAPTURE;
+    }
+    enum nrm__record result = record_retained(device, event, out_done);
+    return result == NRM__RECORD_IDLE ? record_existing(device, event, out_done)
+                                      : result;
+}
+
+enum nrm__record
+nrm__cuda_record(int device, struct nrm__cuda_event *out)
+{
+    struct nrm__cuda_event event = {.device = device};
+    enum nrm__record result = nrm__cuda_record_with(device, &event, NULL);
     if (result == NRM__RECORDED) {
         *out = event;
     }

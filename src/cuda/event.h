@@ -11,7 +11,7 @@
 #define NRM__CUDA_EVENTS_POOLED 1024
 
 struct nrm__cuda_event {
-    nrm_CUevent handle; /* NULL: the record was a synchronisation, which is done */
+    nrm_CUevent handle; /* NULL: what it was recorded for is done */
     int device;
     uint64_t generation; /* in which it was made */
 };
@@ -34,6 +34,12 @@ enum nrm__record {
  * from being made here and now, as in a host function: park, and try again later.
  */
 enum nrm__record nrm__cuda_record(int device, struct nrm__cuda_event *out);
+
+/* The same with an event that the caller has of that device to spare, or has none of, without
+   a handle: it comes back recorded. Asks at once whether it is done, unless `out_done` is
+   NULL. */
+enum nrm__record nrm__cuda_record_with(int device, struct nrm__cuda_event *event,
+                                       bool *out_done);
 
 /* Whether a device is not recorded on now, since a capture has forbidden it. */
 bool nrm__cuda_has_seen_capture(void);
