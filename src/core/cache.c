@@ -176,14 +176,14 @@ nrm__slot_equip(struct nrm__slot *slot, struct nrm__magazines *magazines)
 {
     slot->magazines = magazines;
     slot->cell_limit = slot->block_sizes = slot->stream_sizes = 0;
-    slot->freed_sizes = 0;
+    slot->parks = false;
     if (magazines != NULL && slot->account == NULL && slot->least_alignment == 0) {
         slot->least_block = (uint32_t)magazines->cell_limit + 1;
-        slot->block_sizes = n_sizes(slot->least_block, slot->limit);
+        slot->parks = magazines->epoch_nbytes != 0;
+        slot->block_sizes = slot->parks ? 0 : n_sizes(slot->least_block, slot->limit);
         slot->stream_sizes = n_sizes(slot->least_block, slot->stream_limit);
-        slot->freed_sizes = magazines->epoch_nbytes == 0 ? slot->block_sizes : 0;
         if (slot->forbidden == &never) {
-            slot->cell_limit = (uint32_t)nrm__min(slot->limit, magazines->cell_limit);
+            slot->cell_limit = (uint16_t)nrm__min(slot->limit, magazines->cell_limit);
         }
     }
     slot->cells_of = slot->cell_limit != 0 ? (const void *)slot->pool : &never;
@@ -291,6 +291,7 @@ fill_slot_locked(struct nrm__slot *slot, nrm_resource *mr,
     slot->stream_limit = (uint32_t)front->stream_limit;
     slot->forbidden = front->forbidden != NULL ? front->forbidden : &never;
     slot->account = front->account;
+    slot->large = front->large;
     slot->front = shard;
     shard->behind = behind != NULL ? behind->front : NULL;
     slot->least_alignment = nrm__kind_alignment(mr->kind) >

@@ -20,6 +20,7 @@
 #include "base/owned.h"
 #include "base/thread_state.h"
 #include "core/slab.h"
+#include "core/uses.h"
 
 #define NRM__CACHE_SLOTS 46u
 #define NRM__MAGAZINE_CELLS 64u
@@ -32,6 +33,7 @@
 #define NRM__LARGE_FIT 8 /* and are not larger than a request by more than this share */
 #define NRM__CACHED_MAX (2 * NRM__GIB) /* largest block that a thread keeps */
 #define NRM__CACHE_PARKED 128u         /* blocks that wait for GPUs */
+#define NRM__CACHE_PARKED_ALWAYS 4u    /* so many whatever their size */
 
 /* A free cell or block on its way: neither free for others nor live. */
 struct nrm__cell {
@@ -106,7 +108,7 @@ struct nrm__magazines {
        sets when its epoch is done. So many bytes are enough to close one; 0: what is freed
        comes into the sets at once. */
     size_t epoch_nbytes, parked_nbytes;
-    uint32_t n_parked;
+    uint32_t n_parked, first_parked; /* which of a ring are */
     struct nrm__parked parked[NRM__CACHE_PARKED];
     struct nrm__magazine classes[NRM__SLAB_N_CLASSES];
     struct nrm__cache_set sets[NRM__CACHE_SETS];
@@ -140,17 +142,20 @@ struct nrm__slot {
     const void *cells_of;
     /* Requests of no more bytes are cells, if nothing has to be asked for them: they are
        booked nowhere, and neither forbidden at times nor aligned more than all are. */
-    uint32_t cell_limit;
+    uint16_t cell_limit;
+    bool parks;              /* such blocks are parked when they are freed, see below */
+    uint8_t least_alignment; /* 1: the kind's, for which 0 stands, is too much */
     /* Requests of so many bytes and more, and fewer than `block_sizes` above that, are
-       blocks, if they are booked nowhere. */
+       blocks, if they are booked nowhere. `block_sizes` is 0 where they are parked. */
     uint32_t least_block, block_sizes;
-    uint32_t stream_sizes;    /* the same of those with a stream */
-    uint32_t freed_sizes;     /* 0: freed blocks do not come into the sets at once */
-    uint32_t limit;           /* requests of more bytes go the long way */
-    uint32_t stream_limit;    /* the same of those with a stream */
-    uint32_t least_alignment; /* 1: the kind's, for which 0 stands, is too much */
+    uint32_t stream_sizes;        /* the same of those with a stream */
+    uint32_t limit;               /* requests of more bytes go the long way */
+    uint32_t stream_limit;        /* the same of those with a stream */
     const atomic_bool *forbidden; /* while it is true, all go the long way */
     struct nrm__account *account; /* that requests are booked in, or NULL */
+    /* Where requests above `limit` go, and only they, with a slot and counters of its own; or
+       NULL: the long way. */
+    nrm_resource *large;
 };
 
 enum {
@@ -382,21 +387,73 @@ bool nrm__cache_make_room(nrm_resource *pool, size_t nbytes, uint64_t stream,
 
 /* ---- of pools that wait for GPUs: core/cache_park.c ---- */
 
-/* Claims a block that starts at an address for this thread to park, inside; its requested
-   size, or 0: not so. */
-size_t nrm__cache_park(struct nrm__slot *slot, struct nrm__live *block, void *ptr);
+/* The one that has been parked `i`th, from 0. */
+static inline struct nrm__parked *
+nrm__cache_parked_at(struct nrm__magazines *magazines, uint32_t i)
+{
+    return &magazines->parked[(magazines->first_parked + i) % NRM__CACHE_PARKED];
+}
 
-/* The same of a block that is claimed; false: not so. */
-bool nrm__cache_park_claimed(struct nrm__slot *slot, struct nrm__live *block,
-                             void *ptr);
+/* The `n` oldest are parked no more; `nbytes` is what they have. */
+static inline void
+nrm__cache_unpark_oldest(struct nrm__magazines *magazines, uint32_t n, size_t nbytes)
+{
+    magazines->n_parked -= n;
+    magazines->first_parked = (magazines->first_parked + n) % NRM__CACHE_PARKED;
+    magazines->parked_nbytes -= nbytes;
+}
+
+/* Whether the one that was parked first is done. */
+static inline bool
+nrm__cache_is_ripe(struct nrm__magazines *magazines)
+{
+    return magazines->n_parked != 0 &&
+           nrm__epoch_is_done(nrm__cache_parked_at(magazines, 0)->stamp);
+}
+
+/* Whether what is parked is enough for an epoch. */
+static inline bool
+nrm__cache_fills_epoch(const struct nrm__magazines *magazines)
+{
+    return magazines->parked_nbytes >= magazines->epoch_nbytes;
+}
+
+/* Parks a block that is claimed, for which there is room, inside. */
+static inline void
+nrm__cache_park(struct nrm__magazines *magazines, struct nrm__live *block, void *ptr,
+                size_t capacity)
+{
+    *nrm__cache_parked_at(magazines, magazines->n_parked) = (struct nrm__parked){
+        .cell = {ptr, block},
+        .capacity = capacity,
+        .stamp = nrm__epoch_stamp(),
+    };
+    magazines->n_parked++;
+    magazines->parked_nbytes += capacity;
+}
+
+/* Whether there is, at once. */
+static inline bool
+nrm__cache_may_park(const struct nrm__magazines *magazines)
+{
+    return magazines->n_parked < NRM__CACHE_PARKED_ALWAYS ||
+           (magazines->n_parked < NRM__CACHE_PARKED &&
+            !nrm__cache_fills_epoch(magazines));
+}
 
 /* Puts what is done by now into the sets, inside; false: nothing. */
 bool nrm__cache_ripen(struct nrm__magazines *magazines);
 
-/* Takes a block of a size that is done and this thread has kept; false: there is none. And
-   says how much is still parked, and how much of that no recorded epoch covers. */
-bool nrm__cache_take_ripe(nrm_resource *pool, size_t nbytes, struct nrm__cell *out,
-                          size_t *out_parked, size_t *out_unclosed);
+/* All that is parked, oldest first, into room for NRM__CACHE_PARKED; none is any more. Inside,
+   or of magazines that are nobody's. Returns how many. */
+size_t nrm__cache_unpark(struct nrm__magazines *magazines, struct nrm__parked *out);
+
+/* Takes a block of a size that is done and this thread has kept; false: there is none. */
+bool nrm__cache_take_ripe(nrm_resource *pool, size_t nbytes, struct nrm__cell *out);
+
+/* Where this thread has parked enough for an epoch: closes one, or asks about those that are
+   closed. True: more is done than before. Detached. */
+bool nrm__cache_end_epoch(nrm_resource *pool);
 
 /* Takes what this thread has parked, room for NRM__CACHE_PARKED; returns how many. */
 size_t nrm__cache_give_up_parked(nrm_resource *pool, struct nrm__parked *out);

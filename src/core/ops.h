@@ -94,6 +94,7 @@ struct nrm__account {
 struct nrm__front {
     nrm_resource *pool;   /* that serves it, through nothing that must know */
     nrm_resource *behind; /* the next one on the way there, which counts; NULL: none */
+    nrm_resource *large;  /* that serves requests above `limit`, if any has one */
     struct nrm__account *account; /* that it is booked in, or NULL */
     size_t limit;                 /* requests of more bytes go the long way */
     size_t stream_limit;          /* the same of those with a stream */
@@ -169,6 +170,9 @@ struct nrm__ops {
     /* Pools with a front: all that a thread kept comes back; empties `magazines`. NULL: what
        is on the way from one thread to another does. The caller holds the pool. */
     void (*take_back)(nrm_resource *self, struct nrm__magazines *magazines);
+
+    /* Those of them that wait for GPUs: closes an epoch. False: not now. */
+    bool (*close_epoch)(nrm_resource *self);
 
     /* Adaptors: the upstream that a live block must be given back to, or NULL. */
     nrm_resource *(*branch)(nrm_resource *self, const struct nrm__block *block);

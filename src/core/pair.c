@@ -67,18 +67,74 @@ count_and_leave(struct nrm__cache *cache, const struct nrm__slot *slot, size_t n
     return NRM_OK;
 }
 
-/* What is none of the usual cells and blocks; inside. */
+/* In a shard of its own, and in those on the way from where it was too large for. */
+__attribute__((noinline)) static nrm_status
+count_large_and_leave(struct nrm__cache *cache, const struct nrm__slot *slot,
+                      const struct nrm__slot *large, size_t nbytes, bool in)
+{
+    bool raises = in ? nrm__shard_count_in(slot->front, nbytes)
+                     : nrm__shard_count_out(slot->front, nbytes);
+    if (raises) {
+        nrm__shard_raise(slot->front);
+    }
+    return count_and_leave(cache, large, nbytes, in);
+}
+
+/* The slot that serves a request: this one, or that of what is too large for it. */
+__attribute__((always_inline)) static inline struct nrm__slot *
+slot_for(struct nrm__cache *cache, struct nrm__slot *slot, size_t nbytes)
+{
+    bool is_large = slot->large != NULL && nbytes > slot->limit;
+    return is_large ? nrm__short_large(cache, slot) : slot;
+}
+
+/* What is none of the usual cells and blocks; inside. False, and outside: not so. */
+static bool
+try_rest(size_t nbytes, size_t alignment, void **out, struct nrm__cache *cache,
+         struct nrm__slot *slot, nrm_resource **out_parking)
+{
+    struct nrm__slot *serving = slot_for(cache, slot, nbytes);
+    void *ptr = serving != NULL
+                    ? nrm__short_allocate(serving, nbytes, alignment, NULL, NULL)
+                    : NULL;
+    if (ptr != NULL) {
+        *out = ptr;
+        (void)(serving == slot
+                   ? count_and_leave(cache, slot, nbytes, true)
+                   : count_large_and_leave(cache, slot, serving, nbytes, true));
+        return true;
+    }
+    bool may_end = serving != NULL && nbytes <= serving->limit &&
+                   nrm__short_is_open(serving) &&
+                   serving->magazines->epoch_nbytes != 0 &&
+                   nrm__cache_fills_epoch(serving->magazines);
+    *out_parking = may_end ? serving->pool : NULL;
+    nrm__cache_leave(cache);
+    return false;
+}
+
+/* The same; with one more epoch closed what this thread has parked may be done. */
 __attribute__((noinline)) static nrm_status
 allocate_rest(nrm_resource *mr, size_t nbytes, size_t alignment, void **out,
               struct nrm__cache *cache, struct nrm__slot *slot)
 {
-    void *ptr = nrm__short_allocate(slot, nbytes, alignment, NULL, NULL);
-    if (ptr == NULL) {
-        nrm__cache_leave(cache);
-        return nrm__allocate_long(mr, nbytes, alignment, NULL, 0, out);
+    nrm_resource *parking;
+    if (try_rest(nbytes, alignment, out, cache, slot, &parking)) {
+        return NRM_OK;
     }
-    *out = ptr;
-    return count_and_leave(cache, slot, nbytes, true);
+    bool more = parking != NULL && nrm__cache_end_epoch(parking);
+    slot = more ? nrm__cache_enter_slot(mr, &cache) : NULL;
+    if (slot != NULL && try_rest(nbytes, alignment, out, cache, slot, &parking)) {
+        return NRM_OK;
+    }
+    return nrm__allocate_long(mr, nbytes, alignment, NULL, 0, out);
+}
+
+/* What is parked first of all. */
+__attribute__((noinline)) static void *
+take_parked_or_kept(struct nrm__magazines *magazines, size_t nbytes)
+{
+    return nrm__short_take(magazines, nbytes, NULL, NULL);
 }
 
 /* Booked in an account: blocks, and cells. */
@@ -90,7 +146,9 @@ allocate_booked_block(nrm_resource *mr, size_t nbytes, size_t alignment, void **
         nbytes <= slot->magazines->cell_limit || !nrm__short_book(slot, nbytes)) {
         return allocate_rest(mr, nbytes, alignment, out, cache, slot);
     }
-    void *ptr = nrm__short_take_block(slot->magazines, nbytes, NULL, NULL);
+    void *ptr = __builtin_expect(slot->magazines->n_parked != 0, 0)
+                    ? take_parked_or_kept(slot->magazines, nbytes)
+                    : nrm__short_take_block(slot->magazines, nbytes, NULL, NULL);
     if (ptr == NULL) {
         nrm__short_book_out(slot, nbytes);
         nrm__cache_leave(cache);
@@ -118,6 +176,21 @@ allocate_booked(nrm_resource *mr, size_t nbytes, size_t alignment, void **out,
     return count_and_leave(cache, slot, nbytes, true);
 }
 
+/* Of a pool that parks what is freed. */
+__attribute__((noinline)) static nrm_status
+allocate_parked(nrm_resource *mr, size_t nbytes, size_t alignment, void **out,
+                struct nrm__cache *cache, struct nrm__slot *slot)
+{
+    void *ptr = nrm__short_is_parked(slot, nbytes, alignment)
+                    ? nrm__short_take_parked(slot->magazines, nbytes, NULL)
+                    : NULL;
+    if (ptr == NULL) {
+        return allocate_rest(mr, nbytes, alignment, out, cache, slot);
+    }
+    *out = ptr;
+    return count_and_leave(cache, slot, nbytes, true);
+}
+
 __attribute__((noinline)) static nrm_status
 allocate_block(nrm_resource *mr, size_t nbytes, size_t alignment, void **out,
                struct nrm__cache *cache, struct nrm__slot *slot)
@@ -129,7 +202,8 @@ allocate_block(nrm_resource *mr, size_t nbytes, size_t alignment, void **out,
                     ? nrm__short_take_block(slot->magazines, nbytes, NULL, NULL)
                     : NULL;
     if (ptr == NULL) {
-        return allocate_rest(mr, nbytes, alignment, out, cache, slot);
+        return slot->parks ? allocate_parked(mr, nbytes, alignment, out, cache, slot)
+                           : allocate_rest(mr, nbytes, alignment, out, cache, slot);
     }
     *out = ptr;
     return count_and_leave(cache, slot, nbytes, true);
@@ -233,6 +307,14 @@ allocate_short_zeroed(nrm_resource *mr, size_t nbytes, size_t alignment,
     if (slot == NULL) {
         return false;
     }
+    if (stream == NULL) {
+        nrm_resource *parking;
+        if (!try_rest(nbytes, alignment, out, cache, slot, &parking)) {
+            return false;
+        }
+        nrm__short_zero(*out, nbytes);
+        return true;
+    }
     void *ptr = nrm__short_allocate(slot, nbytes, alignment, stream, NULL);
     if (ptr == NULL) {
         nrm__cache_leave(cache);
@@ -286,10 +368,30 @@ nrm_resource_allocate_zeroed(nrm_resource *mr, size_t nbytes, size_t alignment,
 
 /* As the functions of the same names above; the segment may be NULL. */
 __attribute__((noinline)) static nrm_status
+deallocate_large(nrm_resource *mr, void *ptr, struct nrm__cache *cache,
+                 struct nrm__slot *slot, const struct nrm__segment *segment)
+{
+    struct nrm__slot *large = nrm__short_large(cache, slot);
+    size_t nbytes = large != NULL && nrm__short_is_of(large, segment)
+                        ? nrm__short_claim(large, segment, ptr, NULL)
+                        : 0;
+    if (nbytes == 0) {
+        nrm__cache_leave(cache);
+        return nrm__deallocate_long(mr, ptr, NULL);
+    }
+    nrm__short_book_out(large, nbytes);
+    return count_large_and_leave(cache, slot, large, nbytes, false);
+}
+
+__attribute__((noinline)) static nrm_status
 deallocate_rest(nrm_resource *mr, void *ptr, nrm_stream *stream,
                 struct nrm__cache *cache, struct nrm__slot *slot,
                 const struct nrm__segment *segment)
 {
+    if (slot->large != NULL && stream == NULL && segment != NULL &&
+        segment->owner != slot->pool) {
+        return deallocate_large(mr, ptr, cache, slot, segment);
+    }
     size_t nbytes = nrm__short_is_of(slot, segment)
                         ? nrm__short_claim(slot, segment, ptr, stream)
                         : 0;
@@ -356,6 +458,17 @@ deallocate_booked(nrm_resource *mr, void *ptr, struct nrm__cache *cache,
     return count_cell_out_and_leave(cache, slot, nbytes);
 }
 
+/* Of a pool that parks it. */
+__attribute__((noinline)) static nrm_status
+deallocate_parked(nrm_resource *mr, void *ptr, struct nrm__cache *cache,
+                  struct nrm__slot *slot, const struct nrm__segment *segment)
+{
+    struct nrm__live *block = nrm__short_start_of(slot, segment, ptr);
+    size_t nbytes = block != NULL ? nrm__short_claim_parked(slot, block, ptr) : 0;
+    return nbytes != 0 ? count_and_leave(cache, slot, nbytes, false)
+                       : deallocate_rest(mr, ptr, NULL, cache, slot, segment);
+}
+
 nrm_status
 nrm__cells_deallocate_other(nrm_resource *mr, void *ptr, struct nrm__cache *cache,
                             struct nrm__slot *slot, const struct nrm__segment *segment)
@@ -363,8 +476,11 @@ nrm__cells_deallocate_other(nrm_resource *mr, void *ptr, struct nrm__cache *cach
     if (slot->account != NULL) {
         return deallocate_booked(mr, ptr, cache, slot, segment);
     }
+    if (slot->parks) {
+        return deallocate_parked(mr, ptr, cache, slot, segment);
+    }
     struct nrm__live *block =
-        slot->freed_sizes != 0 ? nrm__short_start_of(slot, segment, ptr) : NULL;
+        slot->block_sizes != 0 ? nrm__short_start_of(slot, segment, ptr) : NULL;
     size_t nbytes = block != NULL
                         ? nrm__short_claim_same(slot->magazines, block, ptr, false, 0)
                         : 0;

@@ -142,6 +142,30 @@ nrm__short_set_of(struct nrm__magazines *magazines, size_t nbytes, uint64_t key,
                : nrm__cache_hashed_set(magazines, *out_capacity, key);
 }
 
+/* Makes a block live that this thread has kept. */
+__attribute__((always_inline)) static inline void *
+nrm__short_hand_out(const struct nrm__magazines *magazines, struct nrm__cell cell,
+                    size_t nbytes, size_t capacity, struct nrm__block *out)
+{
+    struct nrm__live *block = cell.record;
+    if (cell.ptr == NULL) {
+        __builtin_unreachable(); /* so nobody need ask again */
+    }
+    atomic_store_explicit(&block->nbytes, nbytes, memory_order_relaxed);
+    atomic_store_explicit(&block->key, (uintptr_t)cell.ptr | NRM__LIVE,
+                          memory_order_release);
+    if (out != NULL) {
+        *out = (struct nrm__block){
+            .ptr = cell.ptr,
+            .nbytes = nbytes,
+            .capacity = capacity,
+            .owner = magazines->pool,
+            .segment = block->segment,
+        };
+    }
+    return cell.ptr;
+}
+
 __attribute__((always_inline)) static inline void *
 nrm__short_take_block(struct nrm__magazines *magazines, size_t nbytes,
                       const nrm_stream *stream, struct nrm__block *out)
@@ -157,29 +181,31 @@ nrm__short_take_block(struct nrm__magazines *magazines, size_t nbytes,
         return NULL;
     }
     struct nrm__cell cell = set->cells[n - 1];
-    struct nrm__live *block = cell.record;
-    if (!nrm__short_is_current(magazines, block)) {
+    if (!nrm__short_is_current(magazines, cell.record)) {
         return NULL;
-    }
-    if (cell.ptr == NULL) {
-        __builtin_unreachable(); /* so nobody need ask again */
     }
     set->n = n - 1;
     magazines->recent = set;
     magazines->set_nbytes -= capacity;
-    atomic_store_explicit(&block->nbytes, nbytes, memory_order_relaxed);
-    atomic_store_explicit(&block->key, (uintptr_t)cell.ptr | NRM__LIVE,
-                          memory_order_release);
-    if (out != NULL) {
-        *out = (struct nrm__block){
-            .ptr = cell.ptr,
-            .nbytes = nbytes,
-            .capacity = capacity,
-            .owner = magazines->pool,
-            .segment = block->segment,
-        };
+    return nrm__short_hand_out(magazines, cell, nbytes, capacity, out);
+}
+
+/* The one that was parked first, if it is done and of the right size. */
+__attribute__((always_inline)) static inline void *
+nrm__short_take_parked(struct nrm__magazines *magazines, size_t nbytes,
+                       struct nrm__block *out)
+{
+    const struct nrm__parked *oldest = nrm__cache_parked_at(magazines, 0);
+    size_t capacity = nrm__cached_nbytes(nbytes, magazines->granule,
+                                         magazines->rounded_max, magazines->shift);
+    if (magazines->n_parked == 0 || oldest->capacity != capacity ||
+        !nrm__epoch_is_done(oldest->stamp) ||
+        !nrm__short_is_current(magazines, oldest->cell.record)) {
+        return NULL;
     }
-    return cell.ptr;
+    struct nrm__cell cell = oldest->cell;
+    nrm__cache_unpark_oldest(magazines, 1, capacity);
+    return nrm__short_hand_out(magazines, cell, nbytes, capacity, out);
 }
 
 /* Counts a block in a shard and in those behind it. */
@@ -243,9 +269,26 @@ static inline void *
 nrm__short_take(struct nrm__magazines *magazines, size_t nbytes,
                 const nrm_stream *stream, struct nrm__block *out)
 {
-    return nbytes <= magazines->cell_limit
-               ? nrm__short_take_cell(magazines, nbytes, out)
-               : nrm__short_take_block(magazines, nbytes, stream, out);
+    void *ptr = NULL;
+    if (nbytes <= magazines->cell_limit) {
+        return nrm__short_take_cell(magazines, nbytes, out);
+    }
+    if (magazines->n_parked != 0 && stream == NULL) {
+        ptr = nrm__short_take_parked(magazines, nbytes, out);
+    }
+    return ptr != NULL ? ptr : nrm__short_take_block(magazines, nbytes, stream, out);
+}
+
+/* Where requests go that are too large for a slot, inside; NULL: they have no slot. */
+static inline struct nrm__slot *
+nrm__short_large(struct nrm__cache *cache, const struct nrm__slot *slot)
+{
+    if (slot->large == NULL) {
+        return NULL;
+    }
+    struct nrm__slot *large = nrm__cache_slot_of(cache, slot->large);
+    nrm_resource *mr = atomic_load_explicit(&large->mr, memory_order_relaxed);
+    return mr == slot->large ? large : NULL;
 }
 
 /* Whether it is one for a block that is booked nowhere. */
@@ -253,6 +296,15 @@ __attribute__((always_inline)) static inline bool
 nrm__short_is_block(const struct nrm__slot *slot, size_t nbytes, size_t alignment)
 {
     return nbytes - slot->least_block < slot->block_sizes &&
+           (alignment & ~slot->magazines->alignment) == 0 &&
+           !atomic_load_explicit(slot->forbidden, memory_order_acquire);
+}
+
+/* The same of a pool that parks what is freed. */
+__attribute__((always_inline)) static inline bool
+nrm__short_is_parked(const struct nrm__slot *slot, size_t nbytes, size_t alignment)
+{
+    return slot->parks && nbytes >= slot->least_block && nbytes <= slot->limit &&
            (alignment & ~slot->magazines->alignment) == 0 &&
            !atomic_load_explicit(slot->forbidden, memory_order_acquire);
 }
@@ -276,7 +328,7 @@ nrm__short_allocate(struct nrm__slot *slot, size_t nbytes, size_t alignment,
         nrm__short_aligns(slot, alignment, slot->magazines->alignment) &&
         nrm__short_book(slot, nbytes)) {
         void *ptr = nrm__short_take(slot->magazines, nbytes, stream, out);
-        if (ptr == NULL && slot->magazines->n_parked != 0 &&
+        if (ptr == NULL && nrm__cache_is_ripe(slot->magazines) &&
             nrm__cache_ripen(slot->magazines)) {
             ptr = nrm__short_take(slot->magazines, nbytes, stream, out);
         }
@@ -409,13 +461,40 @@ nrm__short_claim_same(struct nrm__magazines *magazines, struct nrm__live *block,
     return nbytes;
 }
 
+/* Whether a block may be parked; what is done makes room. */
+static inline bool
+nrm__short_may_park(const struct nrm__slot *slot, const struct nrm__live *block,
+                    size_t capacity)
+{
+    struct nrm__magazines *magazines = slot->magazines;
+    return capacity <= slot->limit &&
+           !atomic_load_explicit(&block->goes_long, memory_order_relaxed) &&
+           (nrm__cache_may_park(magazines) ||
+            (nrm__cache_ripen(magazines) && nrm__cache_may_park(magazines)));
+}
+
+/* Claims it for this thread to park; its requested size, or 0: not so. */
+static inline size_t
+nrm__short_claim_parked(const struct nrm__slot *slot, struct nrm__live *block,
+                        void *ptr)
+{
+    size_t capacity = atomic_load_explicit(&block->capacity, memory_order_relaxed);
+    if (!nrm__short_may_park(slot, block, capacity) ||
+        !nrm__short_claim_live(block, ptr, capacity)) {
+        return 0;
+    }
+    size_t nbytes = atomic_load_explicit(&block->nbytes, memory_order_relaxed);
+    nrm__cache_park(slot->magazines, block, ptr, capacity); /* it is stamped claimed */
+    return nbytes;
+}
+
 static inline size_t
 nrm__short_claim_block(struct nrm__slot *slot, struct nrm__live *block, void *ptr,
                        const nrm_stream *stream)
 {
     uint64_t key;
     if (slot->magazines->epoch_nbytes != 0) {
-        return stream == NULL ? nrm__cache_park(slot, block, ptr) : 0;
+        return stream == NULL ? nrm__short_claim_parked(slot, block, ptr) : 0;
     }
     size_t capacity = atomic_load_explicit(&block->capacity, memory_order_relaxed);
     struct nrm__cache_set *set =
@@ -495,10 +574,14 @@ nrm__short_keep_block(struct nrm__slot *slot, const struct nrm__block *block,
 {
     uint64_t key;
     struct nrm__live *live = nrm__starts_find(block->segment, (uintptr_t)block->ptr);
-    if (slot->magazines->epoch_nbytes != 0) {
-        return stream == NULL && nrm__cache_park_claimed(slot, live, block->ptr);
-    }
     size_t capacity = atomic_load_explicit(&live->capacity, memory_order_relaxed);
+    if (slot->magazines->epoch_nbytes != 0) {
+        if (stream != NULL || !nrm__short_may_park(slot, live, capacity)) {
+            return false;
+        }
+        nrm__cache_park(slot->magazines, live, block->ptr, capacity);
+        return true;
+    }
     struct nrm__cache_set *set = nrm__short_set_for(slot, live, capacity, stream, &key);
     if (set != NULL) {
         nrm__cache_put_block(slot->magazines, set, capacity, key,

@@ -97,22 +97,25 @@ is_captured(const struct nrm__pool *pool, struct nrm__pool_block *block)
 }
 
 /* A block that this thread freed and the GPU is done with, of the same size: it is still in
-   the cache. Of what the thread has parked about epoch_nbytes make an epoch. */
+   the cache. */
 static bool
 take_ripe(struct nrm__pool *pool, const struct nrm__request *request,
           struct nrm__cell *out)
 {
-    size_t nbytes = nrm__pool_block_nbytes(pool, request), parked, unclosed;
-    if (!pool->tracked || request->alignment > pool->alignment) {
+    size_t nbytes = nrm__pool_block_nbytes(pool, request);
+    if (!pool->tracked || request->alignment > pool->alignment ||
+        nrm__cuda_is_forked() || nrm__epoch_is_lost()) {
         return false;
     }
-    if (nrm__cache_take_ripe(&pool->base, nbytes, out, &parked, &unclosed)) {
-        return true;
-    }
-    bool more = parked >= pool->epoch_nbytes &&
-                (unclosed >= pool->epoch_nbytes ? nrm__pool_close_epoch(pool)
-                                                : nrm__epoch_poll());
-    return more && nrm__cache_take_ripe(&pool->base, nbytes, out, &parked, &unclosed);
+    return nrm__cache_take_ripe(&pool->base, nbytes, out) ||
+           (nrm__cache_end_epoch(&pool->base) &&
+            nrm__cache_take_ripe(&pool->base, nbytes, out));
+}
+
+static bool
+close_epoch(nrm_resource *mr)
+{
+    return nrm__pool_close_epoch(nrm__pool_from(mr));
 }
 
 static nrm_status
@@ -121,14 +124,13 @@ allocate_block(struct nrm__pool *pool, const struct nrm__request *request,
 {
     struct nrm__pool_block *block;
     struct nrm__cell ripe;
-    NRM_TRY(prepare(pool));
     bool is_ripe = state == NRM__POOL_LIVE && take_ripe(pool, request, &ripe);
     if (is_ripe) {
         block = nrm__pool_block_of(ripe.record);
         nrm__resource_unhold(&pool->base, 1); /* who asked holds it too */
     }
     else {
-        NRM_TRY(nrm__pool_check_usable(&pool->base)); /* it may have got lost since */
+        NRM_TRY(prepare(pool));
         NRM_TRY(nrm__pool_find_memory(pool, request, &block));
     }
     nrm_status status = NRM_OK;
@@ -362,6 +364,7 @@ static void
 pool_take_back(nrm_resource *mr, struct nrm__magazines *magazines)
 {
     struct nrm__pool *pool = nrm__pool_from(mr);
+    struct nrm__parked parked[NRM__CACHE_PARKED];
     size_t n_blocks = 0;
     if (magazines == NULL) {
         if (pool->has_slabs) {
@@ -373,10 +376,9 @@ pool_take_back(nrm_resource *mr, struct nrm__magazines *magazines)
         n_blocks += nrm__pool_free_kept(pool, &magazines->sets[i]);
     }
     magazines->set_nbytes = 0;
-    nrm__pool_free_parked(pool, magazines->parked, magazines->n_parked);
-    n_blocks += magazines->n_parked;
-    magazines->n_parked = 0;
-    magazines->parked_nbytes = 0;
+    size_t n_parked = nrm__cache_unpark(magazines, parked);
+    nrm__pool_free_parked(pool, parked, n_parked);
+    n_blocks += n_parked;
     /* The cells hold the pool while the blocks are let go of, and the other way round. */
     nrm__resource_hold(mr, 1);
     for (size_t i = 0; i < NRM__SLAB_N_CLASSES; i++) {
@@ -491,6 +493,7 @@ pool_finish(nrm_resource *mr)
         .renew_block = nrm__pool_renew_block,                                          \
         .front = front_op,                                                             \
         .take_back = pool_take_back,                                                   \
+        .close_epoch = close_epoch,                                                    \
         .trim = nrm__pool_trim,                                                        \
         .statistics = nrm__pool_statistics,                                            \
         .check = nrm__pool_check,                                                      \

@@ -67,6 +67,16 @@ largest_step(const struct nrm__pool *pool)
                : pool->segment_nbytes;
 }
 
+/* What is free serves before a program is held back: where little may be parked, there is
+   little at first. */
+static size_t
+first_segment(const struct nrm__pool *pool)
+{
+    size_t limit = pool->tracked ? nrm__max(pool->parked_limit, NRM__HUGE_PAGE)
+                                 : SIZE_MAX;
+    return nrm__min(limit, NRM__POOL_FIRST_SEGMENT_NBYTES);
+}
+
 size_t
 nrm__pool_next_segment(struct nrm__pool *pool, size_t nbytes)
 {
@@ -74,7 +84,7 @@ nrm__pool_next_segment(struct nrm__pool *pool, size_t nbytes)
         return nrm__fixed_chunk_rounded(&pool->fixed);
     }
     nrm__lock_acquire(&pool->lock);
-    size_t ahead = nrm__max(pool->reserved_nbytes, NRM__POOL_FIRST_SEGMENT_NBYTES);
+    size_t ahead = nrm__max(pool->reserved_nbytes, first_segment(pool));
     nrm__lock_release(&pool->lock);
     ahead = nrm__min(ahead, largest_step(pool));
     /* A segment for one large block has room for nothing else, so that it is free again as

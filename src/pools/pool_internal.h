@@ -160,7 +160,8 @@ struct nrm__pool {
     uint64_t newest_stamp; /* of a parked block */
     size_t parked_in_vain; /* when a wait for the GPU brought nothing; 0: it did */
     size_t unclosed_nbytes; /* parked since an epoch was closed */
-    int64_t n_epochs, n_waits;
+    atomic_int_least64_t n_epochs;
+    int64_t n_waits;
 };
 
 static inline struct nrm__pool_block *

@@ -18,8 +18,9 @@
 
 #define WAIT_MIN_NBYTES NRM__MIB /* requests of fewer bytes never wait for the GPU */
 #define PARKED_BLOCKS 4          /* parked blocks of the size asked that are let be */
-#define GROW_TRIES 16            /* of a growth that others took the fruit of */
-#define SLACK_SHIFT 3            /* a block that moves to grow gets an eighth more */
+#define AGAIN_FRACTION 4 /* of the limit of a wait, for one after it was in vain */
+#define GROW_TRIES 16    /* of a growth that others took the fruit of */
+#define SLACK_SHIFT 3    /* a block that moves to grow gets an eighth more */
 #define SLACK_MIN_NBYTES (4 * NRM__KIB)
 #define OWN_MIN_NBYTES NRM__MIB /* from here on a growing block has pages of its own */
 #define OWN_FRACTION 512        /* and of what is reserved */
@@ -47,26 +48,27 @@ nrm__pool_close_epoch(struct nrm__pool *pool)
 {
     bool closed = nrm__epoch_close();
     if (closed) {
-        nrm__lock_acquire(&pool->lock);
-        pool->n_epochs++;
-        nrm__lock_release(&pool->lock);
+        atomic_fetch_add_explicit(&pool->n_epochs, 1, memory_order_relaxed);
     }
     return closed;
 }
 
 /* Waits for the GPU: once for the oldest epoch, as long again as the GPU has lately needed,
-   and each time that twice as much is parked as when a wait was in vain. So a program that
-   has just begun to run ahead is held back too, and an endless kernel costs a few waits in
-   all while the pool grows by powers of two. */
+   and each time that twice as much is parked as when a wait was in vain, for a part of the
+   limit. So a program that has just begun to run ahead is held back too, and an endless
+   kernel costs one wait and a few short ones in all while the pool grows by powers of two,
+   which takes its time too. */
 bool
 nrm__pool_wait_for_epoch(struct nrm__pool *pool, uint64_t limit_ns)
 {
     nrm__lock_acquire(&pool->lock);
     size_t parked = pool->parked_nbytes;
     bool insists = parked >= 2 * pool->parked_in_vain;
+    bool is_again = insists && pool->parked_in_vain != 0 && limit_ns != UINT64_MAX;
     pool->n_waits++;
     nrm__lock_release(&pool->lock);
-    bool more = nrm__epoch_wait(limit_ns, insists);
+    bool more =
+        nrm__epoch_wait(is_again ? limit_ns / AGAIN_FRACTION : limit_ns, insists);
     nrm__lock_acquire(&pool->lock);
     if (more) {
         pool->parked_in_vain = 0;
@@ -180,7 +182,7 @@ hold_back(struct search *search)
     uint64_t last = nrm__epoch_stamp();
     size_t limit = nrm__max(pool->parked_limit,
                             PARKED_BLOCKS * nrm__min(search->nbytes, NRM__GIB));
-    while (search->parked > limit && may_wait(search) && !nrm__epoch_is_done(last) &&
+    while (search->parked >= limit && may_wait(search) && !nrm__epoch_is_done(last) &&
            nrm__pool_wait_for_epoch(pool, pool->wait_limit_ns)) {
         if (look(search) || promote_unclosed(search)) {
             return true;

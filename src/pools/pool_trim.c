@@ -48,7 +48,7 @@ nrm__pool_statistics(nrm_resource *mr, nrm_statistics *out)
     out->reserved_bytes += (int64_t)pool->reserved_nbytes;
     out->parked_bytes +=
         (int64_t)(pool->parked_nbytes + nrm__pool_pending_locked(pool));
-    out->epochs += pool->n_epochs;
+    out->epochs += atomic_load_explicit(&pool->n_epochs, memory_order_relaxed);
     out->waits += pool->n_waits;
     out->segments_ahead += pool->ahead.n_segments;
     out->failures_ahead += pool->ahead.n_failures;

@@ -80,6 +80,9 @@ CASE(fixed_64_KiB, 64 * NRM__KIB, 0)
 CASE(handle_64_KiB, 64 * NRM__KIB, 0)
 CASE(pinned_64_KiB, 64 * NRM__KIB, 0)
 CASE(parked_64_KiB, 64 * NRM__KIB, 0)
+CASE(parked_1_MiB, NRM__MIB, 0)
+CASE(routed_64_KiB, 64 * NRM__KIB, 0)
+CASE(routed_1_MiB, NRM__MIB, 0)
 
 #define RUN(name, mr, stream)                                                          \
     do {                                                                               \
@@ -109,6 +112,22 @@ fixed_over(nrm_resource *upstream)
 }
 
 /* As a handler over the pool has it. */
+/* What stands behind page-locked arrays. */
+static nrm_resource *
+make_pinned_route(nrm_resource *pool)
+{
+    nrm_resource *host = NULL, *route = NULL;
+    nrm_route_options options = NRM_OPTIONS(nrm_route_options);
+    require(nrm_host_create(NULL, &host));
+    options.small = pool_over(host, NRM_REUSE_DEFAULT);
+    options.large = pool;
+    options.fallback = options.rescue = options.small;
+    options.threshold = 64 * NRM__KIB;
+    require(nrm_route_create(&options, &route));
+    nrm_resource_release(options.small);
+    return route;
+}
+
 static nrm_resource *
 make_route(nrm_resource *pool)
 {
@@ -241,6 +260,11 @@ count_driver(long n)
     RUN(handle_64_KiB, ordered, bare);
     RUN(pinned_64_KiB, immediate, NULL);
     RUN(parked_64_KiB, parking, NULL);
+    RUN(parked_1_MiB, parking, NULL);
+    nrm_resource *route = make_pinned_route(parking);
+    RUN(routed_64_KiB, route, NULL);
+    RUN(routed_1_MiB, route, NULL);
+    nrm_resource_release(route);
     nrm_stream_release(bare);
     nrm_stream_release(owned);
     nrm_resource_release(fixed);

@@ -19,15 +19,21 @@ struct scene {
 };
 
 static struct scene
-scene_begin(const struct copies_kind *kind, size_t maximum_nbytes)
+scene_begin_with(const struct copies_kind *kind, const nrm_pool_options *options)
 {
     struct scene scene = {.copies = copies_begin(kind)};
+    CHECK_OK(nrm_pool_create(scene.copies.source, options, &scene.pool));
+    scene.stream = new_stream();
+    return scene;
+}
+
+static struct scene
+scene_begin(const struct copies_kind *kind, size_t maximum_nbytes)
+{
     nrm_pool_options options = NRM_OPTIONS(nrm_pool_options);
     options.maximum_nbytes = maximum_nbytes;
     options.on_exhausted = NRM_ON_EXHAUSTED_ERROR;
-    CHECK_OK(nrm_pool_create(scene.copies.source, &options, &scene.pool));
-    scene.stream = new_stream();
-    return scene;
+    return scene_begin_with(kind, &options);
 }
 
 static void
@@ -110,6 +116,60 @@ TEST_EACH(the_same_few_blocks_take_turns, copies_kinds)
         deallocate(scene.pool, ptr, SMALL);
     }
     CHECK(most - least <= 2 * N_SMALL * (SMALL + NRM__SHIFTED_MIN));
+    scene_end(&scene);
+}
+
+static const struct context_case {
+    const char *name;
+    bool is_current;
+    uint64_t n_calls; /* for an epoch on an idle GPU */
+} context_cases[] = {
+    {"current", true, 8},
+    {"not current", false, 10},
+};
+
+/* A record, a query, the capture mode and back; whether somebody captures, which life of the
+   context this is, before and after, and which one is current. */
+TEST_EACH(an_epoch_takes_few_calls_of_the_driver, context_cases)
+{
+    struct scene scene = scene_begin(&copies_kinds[0], 0);
+    if (!row->is_current) {
+        CHECK_EQ(cuda.cuCtxSetCurrent(NULL), NRM_CUDA_SUCCESS);
+    }
+    pairs(scene.pool, NRM__MIB, 20);
+    uint64_t before = sim.call_count(NULL);
+    pairs(scene.pool, NRM__MIB, 10);
+    CHECK_EQ(sim.call_count(NULL) - before, 10 * row->n_calls);
+    CHECK_EQ(cuda.cuCtxSetCurrent(scene.copies.context), NRM_CUDA_SUCCESS);
+    scene_end(&scene);
+}
+
+static const struct limit_case {
+    const char *name;
+    size_t parked_limit; /* 0: the option's */
+    size_t reserved_nbytes;
+} limit_cases[] = {
+    {"of 4 MiB", 4 * NRM__MIB, 4 * NRM__MIB},
+    {"of 8 MiB", 8 * NRM__MIB, 8 * NRM__MIB},
+    {"as usual", 0, 16 * NRM__MIB},
+};
+
+/* A program that copies what it drops, faster than the GPU does. */
+TEST_EACH(the_parked_limit_is_all_that_a_loop_of_copies_has, limit_cases)
+{
+    struct scene scene = scene_begin_with(
+        &copies_kinds[0], &(nrm_pool_options){.size = sizeof(nrm_pool_options),
+                                              .parked_limit = row->parked_limit});
+    for (int i = 0; i < 100; i++) {
+        void *ptr = allocate(scene.pool, NRM__MIB);
+        CHECK_EQ(cuda.cuLaunchHostFunc(handle_of(scene.stream), simulator_sleep,
+                                       (void *)(uintptr_t)500000),
+                 NRM_CUDA_SUCCESS);
+        copy(&scene, ptr, NRM__MIB);
+        deallocate(scene.pool, ptr, NRM__MIB);
+    }
+    CHECK_EQ(counts(scene.pool).reserved_bytes, (int64_t)row->reserved_nbytes);
+    CHECK_EQ(cuda.cuStreamSynchronize(handle_of(scene.stream)), NRM_CUDA_SUCCESS);
     scene_end(&scene);
 }
 

@@ -71,6 +71,44 @@ TEST_EACH(the_size_chooses_and_the_owner_gets_it_back, size_cases)
     drop_route(&routed);
 }
 
+static nrm_statistics
+counts(nrm_resource *mr)
+{
+    nrm_statistics statistics;
+    CHECK_OK(nrm_resource_statistics(mr, &statistics));
+    return statistics;
+}
+
+/* Small and large ones by turns, which threads keep apart: the route counts both, and each of
+   the two what is its own. */
+TEST(both_sides_are_counted_once_there_and_once_here)
+{
+    enum { N = 500, SMALL = 1000, LARGE = 100000 };
+    struct routed routed = make_route(0, true);
+    for (int i = 0; i < N; i++) {
+        void *small = allocate(routed.route, SMALL);
+        void *large = allocate(routed.route, LARGE), *other = NULL;
+        CHECK(owner_of(small) == routed.small);
+        CHECK(owner_of(large) == routed.large);
+        CHECK_EQ(live_nbytes(routed.route), SMALL + LARGE);
+        CHECK_OK(nrm_resource_allocate_zeroed(routed.route, LARGE, 0, NULL, &other));
+        CHECK_OK(nrm_resource_deallocate(routed.route, large, LARGE, NULL));
+        CHECK_EQ(nrm_resource_deallocate(routed.route, large, LARGE, NULL),
+                 NRM_NOT_OWNED);
+        CHECK_EQ(live_nbytes(routed.large), LARGE);
+        CHECK_OK(nrm_resource_deallocate(routed.route, other, LARGE, NULL));
+        CHECK_OK(nrm_resource_deallocate(routed.route, small, SMALL, NULL));
+    }
+    CHECK_EQ(counts(routed.route).total_count, 3 * N);
+    CHECK_EQ(counts(routed.route).total_bytes, N * (SMALL + 2 * LARGE));
+    CHECK_EQ(counts(routed.route).peak_bytes, SMALL + 2 * LARGE);
+    CHECK_EQ(counts(routed.route).peak_count, 3);
+    CHECK_EQ(counts(routed.large).total_count, 2 * N);
+    CHECK_EQ(counts(routed.large).peak_bytes, 2 * LARGE);
+    CHECK_EQ(counts(routed.small).total_count, N);
+    drop_route(&routed);
+}
+
 TEST(growing_over_the_threshold_moves_and_keeps_the_bytes)
 {
     struct routed routed = make_route(0, true);
