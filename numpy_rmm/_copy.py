@@ -278,10 +278,11 @@ def _start(dst: _Side, src: _Side, stream: _core.Stream) -> _core.Pending:
     if 0 in dst.shape or dst.dtype.itemsize == 0:
         return _core._copy_done(dst.owner, src.owner)
     for side in (dst, src):
+        producer = side.producer
         if isinstance(side.owner, _core.DeviceBuffer | _core.DeviceArray):
-            _core._copy_wait_for(stream, side.owner)
-        elif side.producer is not None and side.producer != stream.handle:
-            _core._copy_wait_for(stream, side.producer)
+            producer = side.owner
+        if producer is not None:
+            _core._copy_wait_for(dst.owner, src.owner, stream, producer, side.address)
     has_host = dst.array is not None or src.array is not None
     if dst.overlaps(src):
         if (dst.address, dst.strides) == (src.address, src.strides):

@@ -560,7 +560,12 @@ def _copy_ways(
 def _copy_fits(name: str, address: int, nbytes: int, /) -> None: ...
 def _copy_done(dst: object, src: object, /) -> Pending: ...
 def _copy_wait_for(
-    stream: Stream, producer: int | DeviceBuffer | DeviceArray, /
+    dst: object,
+    src: object,
+    stream: Stream,
+    producer: int | DeviceBuffer | DeviceArray,
+    address: int,
+    /,
 ) -> None: ...
 
 # ---- memory of devices ----

@@ -1,7 +1,7 @@
 /*
  * Copies on streams: entering the context of a stream, what is recorded behind a copy, and
- * who waits for whom. transfer.h says how they are used; transfer_plan.c cuts them, and
- * transfer_run.c makes the calls.
+ * who waits for whom. transfer.h says how they are used; transfer_way.c chooses among
+ * devices, transfer_plan.c cuts them, and transfer_run.c makes the calls.
  */
 #include "core/transfer.h"
 
@@ -9,6 +9,7 @@
 #include "core/hooks.h"
 #include "core/stream.h"
 #include "core/transfer_run.h"
+#include "core/transfer_way.h"
 #include "cuda/place.h"
 #include "nrm/resource.h"
 
@@ -49,34 +50,15 @@ enter(int device, uintptr_t handle, struct nrm__cuda_scope *out)
     return NRM_OK;
 }
 
-/* The driver takes no batches on the legacy stream, nor while a stream is captured; and
-   where devices know registered memory under another address, it has been seen to use the
-   host's in them. */
-static bool
-takes_batches(const struct nrm__cuda_scope *scope, uintptr_t handle,
-              enum nrm__direction direction)
-{
-    bool is_legacy = handle == NRM_STREAM_HANDLE_DEFAULT ||
-                     handle == NRM_STREAM_HANDLE_LEGACY;
-    nrm_CUdevice_attribute needed =
-        NRM_CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM;
-    return scope->driver->cuMemcpyBatchAsync != NULL && !is_legacy &&
-           (direction == NRM__WITHIN ||
-            nrm__cuda_attribute(scope->device, needed) == 1);
-}
-
 /* ---- submitting ---- */
 
 static nrm_status
 submit(const struct nrm__cuda_scope *scope, const struct nrm__transfer *t,
        uintptr_t handle, bool is_captured)
 {
-    struct nrm__transfer axes = *t;
-    struct nrm__transfer_plan plan;
-    nrm__transfer_plan(&axes, &plan);
-    return nrm__transfer_run(scope->driver, &axes, &plan, (nrm_CUstream)handle,
-                             !is_captured &&
-                                 takes_batches(scope, handle, t->direction));
+    return nrm__cuda_n_devices() > 1
+               ? nrm__transfer_go(scope, t, handle, is_captured)
+               : nrm__transfer_run(scope, t, handle, is_captured, NULL);
 }
 
 /* In the context of the stream, which is current. What was submitted before a failure is
@@ -125,11 +107,11 @@ nrm__transfer_ways_of(int device, uintptr_t handle, const void *host,
     nrm_CUmemorytype type;
     NRM_TRY(enter(device, handle, &scope));
     out->is_captured = nrm__cuda_stream_is_capturing(scope.device, handle);
-    out->takes_batches =
-        !out->is_captured && takes_batches(&scope, handle, NRM__TO_DEVICE) &&
-        scope.driver->cuPointerGetAttribute(&type, NRM_CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
-                                            (nrm_CUdeviceptr)(uintptr_t)host) ==
-            NRM_CUDA_SUCCESS;
+    out->takes_batches = !out->is_captured &&
+                         nrm__transfer_takes_batches(&scope, handle, NRM__TO_DEVICE) &&
+                         scope.driver->cuPointerGetAttribute(
+                             &type, NRM_CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+                             (nrm_CUdeviceptr)(uintptr_t)host) == NRM_CUDA_SUCCESS;
     nrm__cuda_leave(&scope);
     return NRM_OK;
 }

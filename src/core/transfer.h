@@ -72,8 +72,8 @@ struct nrm__transfer_ways {
 nrm_status nrm__transfer_ways_of(int device, uintptr_t handle, const void *host,
                                  struct nrm__transfer_ways *out);
 
-/* Work that is submitted to `handle` from now on comes behind what `producer` has been given.
-   Detached. */
+/* Work that is submitted to `handle` from now on comes behind what `producer` has been given;
+   0, 1 and 2 mean streams of the current context. Detached. */
 nrm_status nrm__transfer_wait_for(uintptr_t handle, uintptr_t producer);
 
 /*
@@ -85,6 +85,11 @@ nrm_status nrm__transfer_wait_for(uintptr_t handle, uintptr_t producer);
  */
 nrm_status nrm__transfer_join(int device, const nrm_stream *stream, int producer_device,
                               const nrm_stream *producer);
+
+/* Where there are several devices: the one that memory is on. NRM_DEVICE_NONE: host or managed
+   memory, which all of them reach, or what nobody knows; and where there are not several.
+   Never blocks. */
+int nrm__transfer_device_of(const void *ptr);
 
 /* NRM_OK: it is done. NRM_NOT_FOUND (not recorded): not yet. With `waits`, detached, as long
    as it takes. */

@@ -26,6 +26,7 @@ struct run {
     const struct nrm__transfer *transfer;
     const struct nrm__transfer_plan *plan;
     nrm_CUstream stream;
+    struct nrm__transfer_peers *peers; /* NULL: the device reaches both sides */
 };
 
 static nrm_CUdeviceptr
@@ -115,6 +116,13 @@ copy_planes(const struct run *run, char *dst, const char *src)
     return run->driver->cuMemcpy3DAsync(&copy, run->stream);
 }
 
+static nrm_CUresult
+copy_to_peer(const struct run *run, char *dst, const char *src)
+{
+    return nrm__transfer_peers_copy(run->peers, run->driver, run->plan, dst, src,
+                                    run->stream);
+}
+
 static nrm_status
 copy_one_by_one(const struct run *run)
 {
@@ -124,9 +132,10 @@ copy_one_by_one(const struct run *run)
         char *dst;
         const char *src;
         locate(run->transfer, n, &dst, &src);
-        code = plan->n_planes > 1 ? copy_planes(run, dst, src)
-               : plan->n_rows > 1 ? copy_rows(run, dst, src)
-                                  : copy_run(run, dst, src);
+        code = run->peers != NULL   ? copy_to_peer(run, dst, src)
+               : plan->n_planes > 1 ? copy_planes(run, dst, src)
+               : plan->n_rows > 1   ? copy_rows(run, dst, src)
+                                    : copy_run(run, dst, src);
     }
     return code == NRM_CUDA_SUCCESS
                ? NRM_OK
@@ -224,23 +233,50 @@ is_refusal(nrm_CUresult code)
 
 /* ---- all of them ---- */
 
-nrm_status
-nrm__transfer_run(const struct nrm__driver *driver,
-                  const struct nrm__transfer *transfer,
-                  const struct nrm__transfer_plan *plan, nrm_CUstream stream,
-                  bool takes_batches)
+/* The driver takes no batches on the legacy stream, nor while a stream is captured; and
+   where devices know registered memory under another address, it has been seen to use the
+   host's in them. */
+bool
+nrm__transfer_takes_batches(const struct nrm__cuda_scope *scope, uintptr_t handle,
+                            enum nrm__direction direction)
 {
-    struct run run = {driver, transfer, plan, stream};
+    bool is_legacy = handle == NRM_STREAM_HANDLE_DEFAULT ||
+                     handle == NRM_STREAM_HANDLE_LEGACY;
+    nrm_CUdevice_attribute needed =
+        NRM_CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM;
+    return scope->driver->cuMemcpyBatchAsync != NULL && !is_legacy &&
+           (direction == NRM__WITHIN ||
+            nrm__cuda_attribute(scope->device, needed) == 1);
+}
+
+static nrm_status
+run_plan(const struct run *run, bool takes_batches)
+{
+    const struct nrm__transfer_plan *plan = run->plan;
     if (!takes_batches || plan->n_calls < BATCH_LEAST || plan->n_rows > 1 ||
-        plan->has_order || !is_on_device(&run)) {
-        return copy_one_by_one(&run);
+        plan->has_order || !is_on_device(run)) {
+        return copy_one_by_one(run);
     }
-    nrm_CUresult code = copy_in_batches(&run);
+    nrm_CUresult code = copy_in_batches(run);
     if (is_refusal(code)) {
-        return copy_one_by_one(&run);
+        return copy_one_by_one(run);
     }
     return code == NRM_CUDA_SUCCESS
                ? NRM_OK
                : nrm__cuda_error(code, "a batch of %zu copies of %zu B", plan->n_calls,
                                  plan->width);
+}
+
+nrm_status
+nrm__transfer_run(const struct nrm__cuda_scope *scope,
+                  const struct nrm__transfer *transfer, uintptr_t handle,
+                  bool is_captured, struct nrm__transfer_peers *peers)
+{
+    struct nrm__transfer axes = *transfer;
+    struct nrm__transfer_plan plan;
+    nrm__transfer_plan(&axes, &plan);
+    struct run run = {scope->driver, &axes, &plan, (nrm_CUstream)handle, peers};
+    return run_plan(&run, peers == NULL && !is_captured &&
+                              nrm__transfer_takes_batches(scope, handle,
+                                                          transfer->direction));
 }

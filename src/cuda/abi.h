@@ -303,6 +303,35 @@ typedef struct nrm_CUDA_MEMCPY3D {
     size_t Depth; /* planes */
 } nrm_CUDA_MEMCPY3D;
 
+/* The same, where each side names a context that reaches it. */
+typedef struct nrm_CUDA_MEMCPY3D_PEER {
+    size_t srcXInBytes;
+    size_t srcY;
+    size_t srcZ;
+    size_t srcLOD;
+    nrm_CUmemorytype srcMemoryType;
+    const void *srcHost;
+    nrm_CUdeviceptr srcDevice;
+    nrm_CUarray srcArray;
+    nrm_CUcontext srcContext;
+    size_t srcPitch;
+    size_t srcHeight;
+    size_t dstXInBytes;
+    size_t dstY;
+    size_t dstZ;
+    size_t dstLOD;
+    nrm_CUmemorytype dstMemoryType;
+    void *dstHost;
+    nrm_CUdeviceptr dstDevice;
+    nrm_CUarray dstArray;
+    nrm_CUcontext dstContext;
+    size_t dstPitch;
+    size_t dstHeight;
+    size_t WidthInBytes;
+    size_t Height;
+    size_t Depth;
+} nrm_CUDA_MEMCPY3D_PEER;
+
 typedef struct nrm_CUmemLocation {
     nrm_CUmemLocationType type;
     int id; /* an ordinal when the type is DEVICE */
@@ -432,6 +461,9 @@ typedef struct nrm_CUgraphEdgeData nrm_CUgraphEdgeData; /* nobody here looks int
     X(cuMemSetAccess, cuMemSetAccess, 10020, 0,                                        \
       nrm_CUresult, (nrm_CUdeviceptr ptr, size_t nbytes,                               \
                      const nrm_CUmemAccessDesc *access, size_t n_access))              \
+    X(cuMemGetAccess, cuMemGetAccess, 10020, 0,                                        \
+      nrm_CUresult, (unsigned long long *flags, const nrm_CUmemLocation *location,     \
+                     nrm_CUdeviceptr ptr))                                             \
     X(cuMemGetAllocationGranularity, cuMemGetAllocationGranularity, 10020, 0,          \
       nrm_CUresult, (size_t *granularity, const nrm_CUmemAllocationProp *prop,         \
                      nrm_CUmemAllocationGranularity_flags option))                     \
@@ -488,6 +520,12 @@ typedef struct nrm_CUgraphEdgeData nrm_CUgraphEdgeData; /* nobody here looks int
       nrm_CUresult, (const nrm_CUDA_MEMCPY2D *copy, nrm_CUstream stream))              \
     X(cuMemcpy3DAsync, cuMemcpy3DAsync_v2, 3020, 1,                                    \
       nrm_CUresult, (const nrm_CUDA_MEMCPY3D *copy, nrm_CUstream stream))              \
+    X(cuMemcpyPeerAsync, cuMemcpyPeerAsync, 4000, 1,                                   \
+      nrm_CUresult, (nrm_CUdeviceptr dst, nrm_CUcontext dst_context,                   \
+                     nrm_CUdeviceptr src, nrm_CUcontext src_context, size_t nbytes,    \
+                     nrm_CUstream stream))                                             \
+    X(cuMemcpy3DPeerAsync, cuMemcpy3DPeerAsync, 4000, 1,                               \
+      nrm_CUresult, (const nrm_CUDA_MEMCPY3D_PEER *copy, nrm_CUstream stream))         \
     X(cuMemcpyBatchAsync, cuMemcpyBatchAsync, 12080, 0,                                \
       nrm_CUresult, (nrm_CUdeviceptr *dsts, nrm_CUdeviceptr *srcs, size_t *sizes,      \
                      size_t n_copies, nrm_CUmemcpyAttributes *attributes,              \

@@ -12,10 +12,23 @@
 
 #include <stdlib.h>
 
+/* Whether the device reaches it: memory of a pool is for its own device, what is mapped for
+ * those that it was opened to, and all else, with unified addresses, for every one. */
+static bool
+is_reached(const struct sim_span *span, size_t nbytes, int device, bool writes)
+{
+    const struct sim_range *range = span->range;
+    if (range->kind == SIM_VIRTUAL) {
+        return sim_virtual_is_open(range, span->address, nbytes, device, writes);
+    }
+    return range->kind != SIM_DEVICE || range->pool == NULL ||
+           range->context->ordinal == device;
+}
+
 /* Nothing but what is mapped, and open to the device that copies, can be named. */
 static nrm_CUresult
-resolve(const struct sim_queue *queue, const struct sim_copy *copy,
-        struct sim_span *span, enum sim_side side, bool writes)
+resolve(int device, const struct sim_copy *copy, struct sim_span *span,
+        enum sim_side side, bool writes)
 {
     size_t nbytes = sim_copy_extent(copy, span);
     span->range = sim_range_find(span->address);
@@ -28,8 +41,7 @@ resolve(const struct sim_queue *queue, const struct sim_copy *copy,
     span->is_reserved = span->range->kind == SIM_VIRTUAL;
     if (nbytes > rest || span->range->kind == SIM_PHYSICAL ||
         !sim_pool_holds(span->range, span->address, nbytes) ||
-        (span->is_reserved && !sim_virtual_is_open(span->range, span->address, nbytes,
-                                                   queue->context->ordinal, writes))) {
+        !is_reached(span, nbytes, device, writes)) {
         return NRM_CUDA_ERROR_INVALID_VALUE;
     }
     return NRM_CUDA_SUCCESS;
@@ -39,8 +51,9 @@ nrm_CUresult
 sim_copy_resolve(const struct sim_queue *queue, struct sim_copy *copy,
                  enum sim_side dst, enum sim_side src)
 {
-    nrm_CUresult result = resolve(queue, copy, &copy->dst, dst, true);
-    return result == NRM_CUDA_SUCCESS ? resolve(queue, copy, &copy->src, src, false)
+    int device = queue->context->ordinal;
+    nrm_CUresult result = resolve(device, copy, &copy->dst, dst, true);
+    return result == NRM_CUDA_SUCCESS ? resolve(device, copy, &copy->src, src, false)
                                       : result;
 }
 
@@ -295,6 +308,93 @@ cuMemcpy3DAsync_v2(const nrm_CUDA_MEMCPY3D *r, nrm_CUstream stream)
     return copy_faces(&call, box, &dst, &src, stream);
 }
 
+/* ---- between devices ------------------------------------------------------------- */
+
+/* What each side's context reaches, whatever the stream's device does: the driver copies
+ * itself, over the host where the devices have no way to each other. */
+static nrm_CUresult
+resolve_between(struct sim_copy *copy, nrm_CUcontext dst, nrm_CUcontext src)
+{
+    nrm_CUcontext contexts[] = {dst, src};
+    struct sim_span *spans[] = {&copy->dst, &copy->src};
+    for (int i = 0; i < 2; i++) {
+        if (!sim_context_is_handle(contexts[i])) {
+            return NRM_CUDA_ERROR_INVALID_CONTEXT;
+        }
+        nrm_CUresult result = sim_context_check(contexts[i]);
+        if (result == NRM_CUDA_SUCCESS) {
+            result = resolve(contexts[i]->ordinal, copy, spans[i], SIM_DRIVERS, i == 0);
+        }
+        if (result != NRM_CUDA_SUCCESS) {
+            return result;
+        }
+    }
+    return NRM_CUDA_SUCCESS;
+}
+
+static nrm_CUresult
+copy_between(struct sim_call *call, struct sim_copy copy, nrm_CUcontext dst,
+             nrm_CUcontext src, nrm_CUstream stream)
+{
+    struct sim_queue *queue;
+    nrm_CUresult result = sim_stream_find(call, stream, &queue);
+    if (result == NRM_CUDA_SUCCESS && copy.width > 0 && sim_copy_n_rows(&copy) > 0) {
+        result = resolve_between(&copy, dst, src);
+        if (result == NRM_CUDA_SUCCESS) {
+            result = submit_copy(call, queue, &copy, false);
+        }
+    }
+    return sim_call_end(call, result);
+}
+
+nrm_CUresult
+cuMemcpyPeerAsync(nrm_CUdeviceptr dst, nrm_CUcontext dst_context, nrm_CUdeviceptr src,
+                  nrm_CUcontext src_context, size_t nbytes, nrm_CUstream stream)
+{
+    SIM_BEGIN(call, cuMemcpyPeerAsync, dst, src, nbytes, SIM_PTR(stream));
+    return copy_between(&call, sim_copy_flat(dst, src, nbytes), dst_context,
+                        src_context, stream);
+}
+
+static bool
+is_complete_between(const nrm_CUDA_MEMCPY3D_PEER *r)
+{
+    bool has_heights = r->dstHeight != 0 && r->srcHeight != 0;
+    return (has_heights || r->Depth <= 1) && r->dstLOD == 0 && r->srcLOD == 0;
+}
+
+nrm_CUresult
+cuMemcpy3DPeerAsync(const nrm_CUDA_MEMCPY3D_PEER *r, nrm_CUstream stream)
+{
+    enum sim_side ignored;
+    SIM_BEGIN(call, cuMemcpy3DPeerAsync, SIM_PTR(r), SIM_PTR(stream));
+    if (r == NULL || !is_complete_between(r)) {
+        return sim_call_end(&call, NRM_CUDA_ERROR_INVALID_VALUE);
+    }
+    struct face dst = {.type = r->dstMemoryType,
+                       .device = r->dstDevice,
+                       .pitch = r->dstPitch,
+                       .height = r->dstHeight,
+                       .column = r->dstXInBytes,
+                       .row = r->dstY,
+                       .plane = r->dstZ};
+    struct face src = {.type = r->srcMemoryType,
+                       .device = r->srcDevice,
+                       .pitch = r->srcPitch,
+                       .height = r->srcHeight,
+                       .column = r->srcXInBytes,
+                       .row = r->srcY,
+                       .plane = r->srcZ};
+    struct sim_copy box = {
+        .width = r->WidthInBytes, .height = r->Height, .depth = r->Depth};
+    if (dst.type == NRM_CU_MEMORYTYPE_HOST || src.type == NRM_CU_MEMORYTYPE_HOST ||
+        !find_span(&dst, &box, &box.dst, &ignored) ||
+        !find_span(&src, &box, &box.src, &ignored)) {
+        return sim_call_end(&call, NRM_CUDA_ERROR_INVALID_VALUE);
+    }
+    return copy_between(&call, box, r->dstContext, r->srcContext, stream);
+}
+
 /* ---- fills ----------------------------------------------------------------------- */
 
 static nrm_CUresult
@@ -305,7 +405,7 @@ fill(struct sim_call *call, uintptr_t dst, unsigned char value, size_t nbytes,
     struct sim_copy area = sim_copy_flat(dst, 0, nbytes);
     nrm_CUresult result = sim_stream_find(call, stream, &queue);
     if (result == NRM_CUDA_SUCCESS && nbytes > 0) {
-        result = resolve(queue, &area, &area.dst, SIM_DRIVERS, true);
+        result = resolve(queue->context->ordinal, &area, &area.dst, SIM_DRIVERS, true);
         if (result == NRM_CUDA_SUCCESS) {
             struct sim_op *op = sim_op_create(SIM_OP_FILL, call->id);
             if (op == NULL) {

@@ -356,6 +356,25 @@ cuMemSetAccess(nrm_CUdeviceptr ptr, size_t nbytes, const nrm_CUmemAccessDesc *ac
     return sim_call_end(&call, result);
 }
 
+/* Says nothing of memory that no mapping leads to. */
+nrm_CUresult
+cuMemGetAccess(unsigned long long *flags, const nrm_CUmemLocation *location,
+               nrm_CUdeviceptr ptr)
+{
+    SIM_BEGIN(call, cuMemGetAccess, SIM_PTR(flags), SIM_PTR(location), ptr);
+    const struct sim_range *range = find_reservation(ptr, 1);
+    const struct sim_mapping *mapping = range == NULL ? NULL : find_mapping(range, ptr);
+    if (flags == NULL || location == NULL || mapping == NULL) {
+        return sim_call_end(&call, NRM_CUDA_ERROR_INVALID_VALUE);
+    }
+    int device = find_device(location);
+    if (device < 0) {
+        return sim_call_end(&call, NRM_CUDA_ERROR_INVALID_DEVICE);
+    }
+    *flags = mapping->access[device];
+    return sim_call_end(&call, NRM_CUDA_SUCCESS);
+}
+
 /* ---- for copies and attributes --------------------------------------------------- */
 
 static bool

@@ -130,23 +130,41 @@ copy_done(PyObject *module, PyObject *args)
                : NULL;
 }
 
-/* `producer` is an object of ours, or the handle of a stream. */
+/* Of the stream of a handle, which is used on the memory at the address. Where there are
+   several devices 1 and 2 mean streams of that which the memory is on. */
 static nrm_status
-wait_for(struct module_state *state, nrm_stream *stream, PyObject *producer)
+wait_for_handle(int device, const nrm_stream *stream, uintptr_t handle,
+                const void *address)
+{
+    int producer_device = nrm__transfer_device_of(address);
+    nrm_stream *producer;
+    if (producer_device == NRM_DEVICE_NONE) {
+        return nrm__transfer_wait_for(nrm_stream_handle(stream), handle);
+    }
+    NRM_TRY(nrm_stream_wrap(handle, NULL, NULL, &producer));
+    nrm_status status = nrm__transfer_join(device, stream, producer_device, producer);
+    nrm_stream_release(producer);
+    return status;
+}
+
+/* `producer` is an object of ours, or the handle of a stream. `device`: of the copy. */
+static nrm_status
+wait_for(struct module_state *state, int device, nrm_stream *stream, PyObject *producer,
+         const void *address)
 {
     struct device_memory *memory = device_memory_of(state, producer);
     nrm_status status;
     if (memory == NULL) {
         size_t handle = PyLong_AsSize_t(producer);
         void *token = nrm__detach();
-        status = nrm__transfer_wait_for(nrm_stream_handle(stream), handle);
+        status = wait_for_handle(device, stream, handle, address);
         nrm__attach(token);
         return status;
     }
     nrm_stream *own = memory->stream;
     nrm_stream_retain(own);
     void *token = nrm__detach();
-    status = nrm__transfer_join(memory->device, stream, memory->device, own);
+    status = nrm__transfer_join(device, stream, memory->device, own);
     nrm__attach(token);
     nrm_stream_release(own);
     return status;
@@ -156,15 +174,18 @@ static PyObject *
 copy_wait_for(PyObject *module, PyObject *args)
 {
     struct module_state *state = module_state(module);
-    PyObject *stream_object, *producer;
-    if (!PyArg_ParseTuple(args, "OO:_copy_wait_for", &stream_object, &producer)) {
+    PyObject *dst, *src, *stream_object, *producer;
+    unsigned long long address;
+    if (!PyArg_ParseTuple(args, "OOOOK:_copy_wait_for", &dst, &src, &stream_object,
+                          &producer, &address)) {
         return NULL;
     }
     nrm_stream *stream = stream_get(state, stream_object);
     if (stream == NULL) {
         return NULL;
     }
-    nrm_status status = wait_for(state, stream, producer);
+    nrm_status status = wait_for(state, device_of(state, dst, src), stream, producer,
+                                 (const void *)(uintptr_t)address);
     nrm_stream_release(stream);
     if (PyErr_Occurred()) {
         return NULL; /* it was neither */
@@ -222,8 +243,10 @@ PyMethodDef array_copy_functions[] = {
     {"_copy_done", copy_done, METH_VARARGS,
      PyDoc_STR("_copy_done($module, dst, src, /)\n--\n\nA Pending that is done.")},
     {"_copy_wait_for", copy_wait_for, METH_VARARGS,
-     PyDoc_STR("_copy_wait_for($module, stream, producer, /)\n--\n\n"
-               "Make the stream wait for what another one has been given: that of a\n"
-               "handle, or of a DeviceBuffer or DeviceArray.")},
+     PyDoc_STR(
+         "_copy_wait_for($module, dst, src, stream, producer, address, /)\n--\n\n"
+         "Make the stream of a copy wait for what another one has been given: that\n"
+         "of a DeviceBuffer or DeviceArray, or that of a handle, which is used on\n"
+         "the memory at the address.")},
     {NULL, NULL, 0, NULL},
 };

@@ -20,9 +20,11 @@ static nrm_status
 wait_for_producer(const struct byte_copy *copy)
 {
     nrm_stream *producer;
+    int device = nrm__transfer_device_of(copy->src);
     NRM_TRY(nrm_stream_wrap(copy->producer, NULL, NULL, &producer));
     nrm_status status =
-        nrm__transfer_join(copy->device, copy->stream, copy->device, producer);
+        nrm__transfer_join(copy->device, copy->stream,
+                           device != NRM_DEVICE_NONE ? device : copy->device, producer);
     nrm_stream_release(producer);
     return status;
 }
