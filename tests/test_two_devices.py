@@ -23,6 +23,7 @@ from numpy_rmm.testing import Driver, simulate_cuda
 
 ON_GPU = os.environ.get("NUMPY_RMM_TEST_GPU") == "1"
 NBYTES = 1 << 16
+RELAXED = 2  # of capture modes
 
 
 def real_driver() -> Driver:
@@ -136,23 +137,56 @@ def test_free_memory_of_a_device(driver: Driver) -> None:
 # ---- copies --------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["allocated", "mapped and opened"])
-def reachable(request: pytest.FixtureRequest, driver: Driver) -> None:
-    """The resources of both devices have memory that the other one's copies reach."""
-    is_mapped = request.param != "allocated"
-    if is_mapped and not can_access_each_other(driver):
+def of_default(device: int) -> None:
+    """Its memory is mapped, and open to its own device."""
+    mr.set_per_device_resource(device, None)
+
+
+def of_pool(device: int) -> mr.PoolMemoryResource:
+    return mr.PoolMemoryResource(mr.CudaMemoryResource(device=device), segments="vmm")
+
+
+def of_opened_pool(device: int) -> mr.PoolMemoryResource:
+    pool = of_pool(device)
+    pool.add_peer(1 - device)
+    return pool
+
+
+def of_allocated_pool(device: int) -> mr.PoolMemoryResource:
+    return mr.PoolMemoryResource(mr.CudaMemoryResource(device=device), segments="alloc")
+
+
+def of_driver_pool(device: int) -> mr.CudaAsyncMemoryResource:
+    return mr.CudaAsyncMemoryResource(device=device)
+
+
+def of_managed(device: int) -> mr.ManagedMemoryResource:
+    return mr.ManagedMemoryResource(device=device)
+
+
+MEMORY: dict[str, Callable[[int], Any]] = {
+    "default": of_default,
+    "mapped": of_pool,
+    "mapped and opened": of_opened_pool,
+    "allocated": of_allocated_pool,
+    "a pool of the driver": of_driver_pool,
+    "managed": of_managed,
+}
+
+
+@pytest.fixture(params=MEMORY)
+def memory(request: pytest.FixtureRequest, driver: Driver) -> str:
+    """Of both devices; who may touch it differs."""
+    if request.param == "mapped and opened" and not can_access_each_other(driver):
         pytest.skip("these two devices cannot reach each other's memory")
     for device in (0, 1):
-        pool = mr.PoolMemoryResource(
-            mr.CudaMemoryResource(device=device),
-            segments="vmm" if is_mapped else "alloc",
-        )
-        if is_mapped:
-            pool.add_peer(1 - device)
-        mr.set_per_device_resource(device, pool)
+        driver.activate(device)
+        mr.set_per_device_resource(device, MEMORY[request.param](device))
+    driver.activate(0)
+    return str(request.param)
 
 
-@pytest.mark.usefixtures("reachable")
+@pytest.mark.usefixtures("memory")
 @pytest.mark.parametrize("current", [0, 1])
 @pytest.mark.parametrize("source", [0, 1])
 def test_copies_between_devices(driver: Driver, source: int, current: int) -> None:
@@ -169,7 +203,7 @@ def test_copies_between_devices(driver: Driver, source: int, current: int) -> No
     assert (arrays[source].copy_to_host().ravel() == host(source)).all()
 
 
-@pytest.mark.usefixtures("reachable")
+@pytest.mark.usefixtures("memory")
 @pytest.mark.parametrize("streams", ["of its own device", "of the other one"])
 def test_buffers_and_streams_of_both(driver: Driver, streams: str) -> None:
     made = []
@@ -193,7 +227,7 @@ def test_buffers_and_streams_of_both(driver: Driver, streams: str) -> None:
     assert buffers[0].tobytes()[:NBYTES] == host(0).tobytes()
 
 
-@pytest.mark.usefixtures("reachable")
+@pytest.mark.usefixtures("memory")
 def test_a_copy_comes_behind_the_other_devices_stream(driver: Driver) -> None:
     driver.activate(1)
     stream = Stream(flags=1)
@@ -207,6 +241,184 @@ def test_a_copy_comes_behind_the_other_devices_stream(driver: Driver) -> None:
         target.copy_from_device(source, target.stream)
         driver.activate(1)
     assert set(target.tobytes(target.stream)) == {9}
+
+
+@pytest.mark.parametrize("to", MEMORY)
+@pytest.mark.parametrize("source", MEMORY)
+def test_memory_of_two_kinds(driver: Driver, source: str, to: str) -> None:
+    """Also with one end open to both devices, and the other one to its own."""
+    if not can_access_each_other(driver) and "mapped and opened" in (source, to):
+        pytest.skip("these two devices cannot reach each other's memory")
+    ends = []
+    for device, kind in enumerate((source, to)):
+        driver.activate(device)
+        ends.append(to_device(host(device), mr=MEMORY[kind](device)))
+    for current in (0, 1):
+        driver.activate(current)
+        stream = Stream(flags=1)
+        copyto(ends[1][::2], ends[0][1::2], stream=stream)
+        copyto(ends[1][1000:9000], ends[0][:8000])
+    expected = host(1)
+    expected[::2] = host(0)[1::2]
+    expected[1000:9000] = host(0)[:8000]
+    assert (ends[1].copy_to_host() == expected).all()
+    assert (ends[0].copy_to_host() == host(0)).all()
+
+
+@pytest.mark.usefixtures("memory")
+@pytest.mark.parametrize("ends", [(0, 0), (0, 1), (1, 0), (1, 1)])
+@pytest.mark.parametrize("place", [0, 1])
+def test_layouts_and_streams(driver: Driver, place: int, ends: tuple[int, int]) -> None:
+    """Rows, planes, single pieces and reversals, on a stream of each device."""
+    whole = np.arange(6 * 10 * 50, dtype=np.int32).reshape(6, 10, 50)
+    driver.activate(ends[0])
+    source = to_device(whole)
+    driver.activate(ends[1])
+    target = to_device(np.zeros_like(whole))
+    driver.activate(place)
+    stream = Stream(flags=1)
+    expected = np.zeros_like(whole)
+    for part in (
+        np.s_[:],
+        np.s_[2],
+        np.s_[1:5, ::2],
+        np.s_[1:5, 2:7, 3:40],
+        np.s_[:, :, ::7],
+        np.s_[::-1, 3, :],
+        np.s_[::3, ::-2, 5:9],
+    ):
+        flipped = expected[part][..., ::-1]
+        flipped[...] = whole[part]
+        copyto(target[part][..., ::-1], source[part], stream=stream)
+        assert (target.copy_to_host(stream=stream) == expected).all()
+        assert (target.copy_to_host() == expected).all()
+
+
+@pytest.mark.usefixtures("memory")
+@pytest.mark.parametrize("is_pinned", [True, False])
+def test_host_memory_on_a_stream_of_the_other_device(
+    driver: Driver, is_pinned: bool
+) -> None:
+    make = numpy_rmm.empty_pinned if is_pinned else np.empty
+    driver.activate(1)
+    stream = Stream(flags=1)
+    driver.activate(0)
+    source, back = make(NBYTES, np.uint8), make(NBYTES, np.uint8)
+    source[:] = host(3)
+    target = to_device(host(0))
+    copyto(target, source, stream=stream)
+    copyto(target[::4], source[1::4], stream=stream)
+    copyto(back, target, stream=stream)
+    expected = host(3)
+    expected[::4] = host(3)[1::4]
+    assert (back == expected).all()
+    back[:] = 0
+    copyto(back, target, stream=stream, blocking=False).wait()
+    assert (back == expected).all()
+
+
+@pytest.mark.usefixtures("memory")
+def test_methods_of_buffers(driver: Driver) -> None:
+    driver.activate(1)
+    other = mr.get_current_device_resource()
+    source = DeviceBuffer.to_device(host(1))
+    driver.activate(0)
+    assert source.copy().tobytes() == host(1).tobytes()
+    made = DeviceBuffer(ptr=source.ptr, size=NBYTES)
+    assert made.tobytes() == host(1).tobytes()
+    made = DeviceBuffer(size=NBYTES)
+    made.copy_from_device(source)
+    assert made.tobytes() == host(1).tobytes()
+    there = DeviceBuffer(size=NBYTES, mr=other)
+    numpy_rmm.copy_host_to_ptr(host(5), there.ptr)
+    numpy_rmm.copy_device_to_ptr(there.ptr, made.ptr, NBYTES)
+    seen = bytearray(NBYTES)
+    numpy_rmm.copy_ptr_to_host(made.ptr, seen)
+    assert seen == host(5).tobytes()
+    there.resize(2 * NBYTES)
+    assert there.tobytes()[:NBYTES] == host(5).tobytes()
+    array = DeviceArray(NBYTES, np.uint8, mr=other)
+    copyto(array, host(7))
+    assert (array.copy_to_host() == host(7)).all()
+    assert (array.copy().copy_to_host() == host(7)).all()
+
+
+@pytest.mark.usefixtures("memory")
+@pytest.mark.parametrize("produced_on", ["a stream of its own", "the default stream"])
+def test_a_copy_comes_behind_what_its_source_was_given(
+    driver: Driver, produced_on: str
+) -> None:
+    driver.activate(1)
+    own = Stream(flags=1)
+    on_default = produced_on == "the default stream"
+    stream = {} if on_default else {"stream": own}
+    source = DeviceArray(NBYTES, np.uint8, **stream)
+    driver.activate(0)
+    target = to_device(host(0))
+    wanted = Stream(flags=1)
+    driver.activate(1)
+    handle = 0 if on_default else own.handle
+    with driver.held(handle):
+        driver.check(driver.cuMemsetD8Async(source.ptr, 9, NBYTES, handle))
+        driver.activate(0)
+        pending = copyto(target, source, stream=wanted, blocking=False)
+        driver.activate(1)
+        assert not pending.done
+    driver.activate(0)
+    pending.wait()
+    assert set(target.copy_to_host().tolist()) == {9}
+
+
+def captured_copy(
+    driver: Driver, stream: Stream, target: DeviceArray, source: DeviceArray
+) -> ctypes.c_void_p:
+    """A graph of one copy; a stream whose capture fails is none any more."""
+    graph = ctypes.c_void_p()
+    with numpy_rmm.stream_capture():
+        driver.check(driver.cuStreamBeginCapture(stream.handle, RELAXED))
+        try:
+            copyto(target, source, stream=stream, blocking=False)
+        finally:
+            driver.check(driver.cuStreamEndCapture(stream.handle, ctypes.byref(graph)))
+            assert graph.value is not None
+    return graph
+
+
+def test_a_graph_copies_between_devices(driver: Driver) -> None:
+    """On a stream of one of them: the driver's call is a node like any other."""
+    arrays = []
+    for device in (0, 1):
+        driver.activate(device)
+        arrays.append(to_device(host(device)))
+    stream = Stream(flags=1)
+    graph = captured_copy(driver, stream, arrays[0], arrays[1])
+    assert (arrays[0].copy_to_host() == host(0)).all()
+    copyto(arrays[1], host(5))
+    executable = ctypes.c_void_p()
+    driver.check(driver.cuGraphInstantiateWithFlags(ctypes.byref(executable), graph, 0))
+    driver.check(driver.cuGraphLaunch(executable, stream.handle))
+    stream.synchronize()
+    assert (arrays[0].copy_to_host() == host(5)).all()
+    driver.check(driver.cuGraphExecDestroy(executable))
+    driver.check(driver.cuGraphDestroy(graph))
+
+
+def test_a_graph_of_a_device_that_reaches_neither_side(driver: Driver) -> None:
+    """Refused before the driver hears of it, so the capture goes on."""
+    driver.activate(1)
+    arrays = [to_device(host(0)), to_device(host(1))]
+    driver.activate(0)
+    stream = Stream(flags=1)
+    graph = ctypes.c_void_p()
+    driver.check(driver.cuStreamBeginCapture(stream.handle, RELAXED))
+    with numpy_rmm.stream_capture(), pytest.raises(NotImplementedError) as error:
+        copyto(arrays[0], arrays[1], stream=stream, blocking=False)
+    driver.check(driver.cuStreamEndCapture(stream.handle, ctypes.byref(graph)))
+    driver.check(driver.cuGraphDestroy(graph))
+    assert "stream of device 0 cannot copy memory of device 1" in str(error.value)
+    assert "add_peer(0)" in str(error.value)
+    copyto(arrays[0], arrays[1], stream=stream)
+    assert (arrays[0].copy_to_host() == host(1)).all()
 
 
 # ---- streams and threads -------------------------------------------------------------
