@@ -41,8 +41,8 @@ PyMethodDef pool_methods[] = {
      SIGNATURE_DOC(
          "add_peer", "$self, ", ADD_PEER_TEXT,
          "Open the pool's device memory to another device.\n\n"
-         "Its kernels and copies may use all that the pool has and will have, for as\n"
-         "long as the pool lives.\n\n"
+         "Its kernels may use all that the pool has and will have, for as long as the\n"
+         "pool lives. `copyto` and the methods of buffers need no such thing.\n\n"
          "Parameters\n----------\n"
          "device : int\n"
          "    Ordinal of the device that is to reach the memory.\n\n"

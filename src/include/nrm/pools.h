@@ -47,7 +47,7 @@ NRM_API NRM_NODISCARD nrm_status nrm_pool_create(nrm_resource *upstream,
 
 /*
  * Opens the memory of a pool of device memory, all that it has and all that it will have,
- * to kernels and copies of another device; for the life of the pool. NRM_NOT_SUPPORTED
+ * to another device, its kernels and its own copies; for the life of the pool. NRM_NOT_SUPPORTED
  * where segments are not mapped (NRM_SEGMENTS_VMM): what the upstream allocates is opened
  * by enabling peer access between contexts. NRM_INVALID_VALUE: not a pool, or no device.
  */
