@@ -234,6 +234,7 @@ def test_a_copy_comes_behind_the_other_devices_stream(driver: Driver) -> None:
     source = DeviceBuffer(size=NBYTES, stream=stream)
     driver.activate(0)
     target = DeviceBuffer(size=NBYTES, stream=Stream(flags=1))
+    target.copy_from_device(source, target.stream)  # what the driver prepares is ready
     driver.activate(1)
     with driver.held(stream):
         driver.check(driver.cuMemsetD8Async(source.ptr, 9, NBYTES, stream.handle))
@@ -356,6 +357,7 @@ def test_a_copy_comes_behind_what_its_source_was_given(
     driver.activate(0)
     target = to_device(host(0))
     wanted = Stream(flags=1)
+    copyto(target, source, stream=wanted)  # what the driver prepares is ready
     driver.activate(1)
     handle = 0 if on_default else own.handle
     with driver.held(handle):
