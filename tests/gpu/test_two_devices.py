@@ -62,7 +62,7 @@ def filled(first: int = 0) -> np.ndarray:
 class Kernel:
     """The kernel above, in the context that was current.
 
-    It has run once: the driver loads code at the first launch, and may wait for streams.
+    It has run once: the driver loads code at the first launch, and may wait then.
     """
 
     def __init__(self, driver: Driver) -> None:
