@@ -56,7 +56,7 @@ static nrm_status
 submit(const struct nrm__cuda_scope *scope, const struct nrm__transfer *t,
        uintptr_t handle, bool is_captured)
 {
-    return nrm__cuda_n_devices() > 1
+    return scope->driver->n_devices > 1
                ? nrm__transfer_go(scope, t, handle, is_captured)
                : nrm__transfer_run(scope, t, handle, is_captured, NULL);
 }

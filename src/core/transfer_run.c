@@ -267,13 +267,30 @@ run_plan(const struct run *run, bool takes_batches)
                                  plan->width);
 }
 
+/* A plan moves the axes about. There is room for more than most copies have. */
+static void
+take_axes(struct nrm__transfer *axes, const struct nrm__transfer *t)
+{
+    axes->dst = t->dst;
+    axes->src = t->src;
+    axes->direction = t->direction;
+    axes->itemsize = t->itemsize;
+    axes->n_dims = t->n_dims;
+    for (int i = 0; i < t->n_dims; i++) {
+        axes->shape[i] = t->shape[i];
+        axes->dst_strides[i] = t->dst_strides[i];
+        axes->src_strides[i] = t->src_strides[i];
+    }
+}
+
 nrm_status
 nrm__transfer_run(const struct nrm__cuda_scope *scope,
                   const struct nrm__transfer *transfer, uintptr_t handle,
                   bool is_captured, struct nrm__transfer_peers *peers)
 {
-    struct nrm__transfer axes = *transfer;
+    struct nrm__transfer axes;
     struct nrm__transfer_plan plan;
+    take_axes(&axes, transfer);
     nrm__transfer_plan(&axes, &plan);
     struct run run = {scope->driver, &axes, &plan, (nrm_CUstream)handle, peers};
     return run_plan(&run, peers == NULL && !is_captured &&
