@@ -278,7 +278,7 @@ def _start(dst: _Side, src: _Side, stream: _core.Stream) -> _core.Pending:
     if 0 in dst.shape or dst.dtype.itemsize == 0:
         return _core._copy_done(dst.owner, src.owner)
     for side in (dst, src):
-        producer = side.producer
+        producer: Any = side.producer
         if isinstance(side.owner, _core.DeviceBuffer | _core.DeviceArray):
             producer = side.owner
         if producer is not None:
