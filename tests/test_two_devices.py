@@ -386,11 +386,13 @@ def captured_copy(
     return graph
 
 
-def test_a_graph_copies_between_devices(driver: Driver) -> None:
-    """On a stream of one of them: the driver's call is a node like any other."""
+def test_a_graph_copies_between_devices_that_are_open_to_each_other(
+    driver: Driver,
+) -> None:
     arrays = []
     for device in (0, 1):
         driver.activate(device)
+        mr.get_current_device_resource().add_peer(1 - device)
         arrays.append(to_device(host(device)))
     stream = Stream(flags=1)
     graph = captured_copy(driver, stream, arrays[0], arrays[1])
@@ -405,10 +407,15 @@ def test_a_graph_copies_between_devices(driver: Driver) -> None:
     driver.check(driver.cuGraphDestroy(graph))
 
 
-def test_a_graph_of_a_device_that_reaches_neither_side(driver: Driver) -> None:
-    """Refused before the driver hears of it, so the capture goes on."""
-    driver.activate(1)
-    arrays = [to_device(host(0)), to_device(host(1))]
+@pytest.mark.parametrize("owners", [(0, 1), (1, 0), (1, 1)], ids=str)
+def test_a_graph_between_devices_is_refused_and_goes_on(
+    driver: Driver, owners: tuple[int, int]
+) -> None:
+    """Before the driver hears of it: its peer calls break a capture."""
+    arrays = []
+    for owner in owners:
+        driver.activate(owner)
+        arrays.append(to_device(host(len(arrays))))
     driver.activate(0)
     stream = Stream(flags=1)
     graph = ctypes.c_void_p()

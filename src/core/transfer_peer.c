@@ -9,8 +9,8 @@
  *
  * They are documented for any two contexts, but not what they make of all memory. So what is
  * refused as a box is tried by rows, and what is refused as a row goes over page-locked
- * memory: then the call waits for the stream and for the bytes. A graph cannot have that,
- * and the refusal is told. The same bytes go to the same places every time.
+ * memory: then the call waits for the stream and for the bytes. The same bytes go to the
+ * same places every time. In a capture none of it is possible: a peer call breaks it.
  */
 #include "core/transfer_peer.h"
 
@@ -18,10 +18,9 @@ enum { BETWEEN_NBYTES = 1 << 22 };
 
 void
 nrm__transfer_peers_init(struct nrm__transfer_peers *peers, nrm_CUcontext dst,
-                         nrm_CUcontext src, bool is_captured)
+                         nrm_CUcontext src)
 {
-    *peers = (struct nrm__transfer_peers){
-        .dst = dst, .src = src, .is_captured = is_captured};
+    *peers = (struct nrm__transfer_peers){.dst = dst, .src = src};
 }
 
 void
@@ -42,13 +41,13 @@ device_address(const void *ptr)
 
 /* What another way may still do. */
 static bool
-is_refusal(const struct nrm__transfer_peers *peers, nrm_CUresult code)
+is_refusal(nrm_CUresult code)
 {
-    return !peers->is_captured && (code == NRM_CUDA_ERROR_INVALID_VALUE ||
-                                   code == NRM_CUDA_ERROR_INVALID_CONTEXT ||
-                                   code == NRM_CUDA_ERROR_PEER_ACCESS_UNSUPPORTED ||
-                                   code == NRM_CUDA_ERROR_PEER_ACCESS_NOT_ENABLED ||
-                                   code == NRM_CUDA_ERROR_NOT_SUPPORTED);
+    return code == NRM_CUDA_ERROR_INVALID_VALUE ||
+           code == NRM_CUDA_ERROR_INVALID_CONTEXT ||
+           code == NRM_CUDA_ERROR_PEER_ACCESS_UNSUPPORTED ||
+           code == NRM_CUDA_ERROR_PEER_ACCESS_NOT_ENABLED ||
+           code == NRM_CUDA_ERROR_NOT_SUPPORTED;
 }
 
 static nrm_CUresult
@@ -130,7 +129,7 @@ copy_row(struct nrm__transfer_peers *peers, const struct nrm__driver *driver, ch
         nrm_CUresult code = driver->cuMemcpyPeerAsync(device_address(dst), peers->dst,
                                                       device_address(src), peers->src,
                                                       nbytes, stream);
-        if (!is_refusal(peers, code)) {
+        if (!is_refusal(code)) {
             return code;
         }
         peers->step = NRM__TRANSFER_OVER_HOST;
@@ -166,7 +165,7 @@ nrm__transfer_peers_copy(struct nrm__transfer_peers *peers,
     bool is_row = plan->n_planes * plan->n_rows == 1;
     if (peers->step == NRM__TRANSFER_BOXES && !is_row) {
         nrm_CUresult code = copy_box(peers, driver, plan, dst, src, stream);
-        if (!is_refusal(peers, code)) {
+        if (!is_refusal(code)) {
             return code;
         }
         peers->step = NRM__TRANSFER_ROWS;

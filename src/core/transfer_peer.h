@@ -16,14 +16,13 @@ enum nrm__transfer_step {
 /* The two ends of a transfer, and how its boxes go. */
 struct nrm__transfer_peers {
     nrm_CUcontext dst, src; /* of the devices that the memory is on */
-    bool is_captured;
     enum nrm__transfer_step step;
     void *between; /* page-locked, owned; NULL: none yet */
 };
 
 /* Ready for the first box; finish it after the last, however that went. */
 void nrm__transfer_peers_init(struct nrm__transfer_peers *peers, nrm_CUcontext dst,
-                              nrm_CUcontext src, bool is_captured);
+                              nrm_CUcontext src);
 void nrm__transfer_peers_finish(struct nrm__transfer_peers *peers,
                                 const struct nrm__driver *driver);
 

@@ -6,7 +6,8 @@
  * them. So where one side is on another device and not known to be open to the stream's, the
  * copy is made by a peer call if the stream belongs to the device of one of the sides. If it
  * belongs to neither, or the other side is host memory, a stream of the memory's device does
- * it: it comes behind what the stream has been given, and the stream waits for it.
+ * it: it comes behind what the stream has been given, and the stream waits for it. Neither
+ * can be captured.
  *
  * Whose memory it is our own block map knows, and of others' the driver. With one device
  * nothing of this is asked.
@@ -136,14 +137,14 @@ find_context(const struct nrm__cuda_scope *scope, int device, nrm_CUcontext *out
 /* On a stream that belongs to the device of one of the sides. */
 static nrm_status
 go_between(const struct nrm__cuda_scope *scope, const struct nrm__transfer *t,
-           const struct places *at, uintptr_t handle, bool is_captured)
+           const struct places *at, uintptr_t handle)
 {
     struct nrm__transfer_peers peers;
     nrm_CUcontext dst, src;
     NRM_TRY(find_context(scope, at->dst, &dst));
     NRM_TRY(find_context(scope, at->src, &src));
-    nrm__transfer_peers_init(&peers, dst, src, is_captured);
-    nrm_status status = nrm__transfer_run(scope, t, handle, is_captured, &peers);
+    nrm__transfer_peers_init(&peers, dst, src);
+    nrm_status status = nrm__transfer_run(scope, t, handle, false, &peers);
     nrm__transfer_peers_finish(&peers, scope->driver);
     return status;
 }
@@ -168,7 +169,7 @@ run_aside(const struct nrm__cuda_scope *there, const struct nrm__transfer *t,
         return nrm__cuda_error(code, "cuStreamWaitEvent on device %d", there->device);
     }
     NRM_TRY(is_between(at)
-                ? go_between(there, t, at, (uintptr_t)stream, false)
+                ? go_between(there, t, at, (uintptr_t)stream)
                 : nrm__transfer_run(there, t, (uintptr_t)stream, false, NULL));
     return nrm__cuda_foreign_record(&place, (uintptr_t)stream, out_after);
 }
@@ -229,8 +230,8 @@ refuse_capture(const struct places *at)
     bool is_dst = at->dst >= 0 && at->dst != at->here && at->dst_access == IS_CLOSED;
     return nrm__error(NRM_NOT_SUPPORTED,
                       "a graph captured from a stream of device %d cannot copy memory "
-                      "of device %d that is not open to it: capture a stream of that "
-                      "device, or open the pool by add_peer(%d)",
+                      "of device %d that is not open to it: open the pool by "
+                      "add_peer(%d), or copy outside of the capture",
                       at->here, is_dst ? at->dst : at->src, at->here);
 }
 
@@ -243,13 +244,12 @@ nrm__transfer_go(const struct nrm__cuda_scope *scope, const struct nrm__transfer
     if (at.dst_access == IS_OPEN && at.src_access == IS_OPEN) {
         return nrm__transfer_run(scope, t, handle, is_captured, NULL);
     }
-    if (is_between(&at) && (at.dst == at.here || at.src == at.here)) {
-        return go_between(scope, t, &at, handle, is_captured);
+    if (is_captured) {
+        return at.dst_access == IS_CLOSED || at.src_access == IS_CLOSED
+                   ? refuse_capture(&at)
+                   : nrm__transfer_run(scope, t, handle, true, NULL);
     }
-    if (!is_captured) {
-        return go_aside(scope, t, &at, handle);
-    }
-    return at.dst_access == IS_CLOSED || at.src_access == IS_CLOSED
-               ? refuse_capture(&at)
-               : nrm__transfer_run(scope, t, handle, true, NULL);
+    return is_between(&at) && (at.dst == at.here || at.src == at.here)
+               ? go_between(scope, t, &at, handle)
+               : go_aside(scope, t, &at, handle);
 }

@@ -338,6 +338,9 @@ copy_between(struct sim_call *call, struct sim_copy copy, nrm_CUcontext dst,
 {
     struct sim_queue *queue;
     nrm_CUresult result = sim_stream_find(call, stream, &queue);
+    if (result == NRM_CUDA_SUCCESS && queue->capture != NULL) {
+        result = sim_capture_spoil(queue);
+    }
     if (result == NRM_CUDA_SUCCESS && copy.width > 0 && sim_copy_n_rows(&copy) > 0) {
         result = resolve_between(&copy, dst, src);
         if (result == NRM_CUDA_SUCCESS) {

@@ -362,16 +362,20 @@ cuMemGetAccess(unsigned long long *flags, const nrm_CUmemLocation *location,
                nrm_CUdeviceptr ptr)
 {
     SIM_BEGIN(call, cuMemGetAccess, SIM_PTR(flags), SIM_PTR(location), ptr);
-    const struct sim_range *range = find_reservation(ptr, 1);
-    const struct sim_mapping *mapping = range == NULL ? NULL : find_mapping(range, ptr);
-    if (flags == NULL || location == NULL || mapping == NULL) {
+    const struct sim_range *range = sim_range_find(ptr);
+    const struct sim_mapping *mapping =
+        range != NULL && range->kind == SIM_VIRTUAL ? find_mapping(range, ptr) : NULL;
+    bool is_allocated = range != NULL && range->kind == SIM_DEVICE &&
+                        range->pool == NULL;
+    if (flags == NULL || location == NULL || (mapping == NULL && !is_allocated)) {
         return sim_call_end(&call, NRM_CUDA_ERROR_INVALID_VALUE);
     }
     int device = find_device(location);
     if (device < 0) {
         return sim_call_end(&call, NRM_CUDA_ERROR_INVALID_DEVICE);
     }
-    *flags = mapping->access[device];
+    *flags = is_allocated ? NRM_CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+                          : mapping->access[device];
     return sim_call_end(&call, NRM_CUDA_SUCCESS);
 }
 
