@@ -34,6 +34,7 @@
 #define NRM__CACHED_MAX (2 * NRM__GIB) /* largest block that a thread keeps */
 #define NRM__CACHE_PARKED 128u         /* blocks that wait for GPUs */
 #define NRM__CACHE_PARKED_ALWAYS 4u    /* so many whatever their size */
+#define NRM__CACHE_PARKED_EPOCHS 16u   /* and else not more than so many epochs of them */
 
 /* A free cell or block on its way: neither free for others nor live. */
 struct nrm__cell {
@@ -432,13 +433,14 @@ nrm__cache_park(struct nrm__magazines *magazines, struct nrm__live *block, void 
     magazines->parked_nbytes += capacity;
 }
 
-/* Whether there is, at once. */
+/* Whether there is, at once: for several epochs, as many blocks may be freed together. */
 static inline bool
 nrm__cache_may_park(const struct nrm__magazines *magazines)
 {
     return magazines->n_parked < NRM__CACHE_PARKED_ALWAYS ||
            (magazines->n_parked < NRM__CACHE_PARKED &&
-            !nrm__cache_fills_epoch(magazines));
+            magazines->parked_nbytes <
+                NRM__CACHE_PARKED_EPOCHS * magazines->epoch_nbytes);
 }
 
 /* Puts what is done by now into the sets, inside; false: nothing. */

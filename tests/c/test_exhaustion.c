@@ -266,7 +266,7 @@ TEST_EACH(every_driver_call_may_fail, driver_failures)
         CHECK_EQ(cuda.cuStreamSynchronize(copies.stream), NRM_CUDA_SUCCESS);
         copies_end(&copies, mr);
     }
-    CHECK_GT(n, 3u);
+    CHECK_GT(n, 2u); /* at least one has failed: an event serves again */
     NOTE("%d calls failed", (int)n - 2);
 }
 
