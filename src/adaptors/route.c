@@ -164,6 +164,7 @@ route_front(nrm_resource *mr, struct nrm__front *out)
     out->behind = first;
     if (route->small != NULL) {
         out->large = route->threshold - 1 <= out->limit ? mr->upstream : NULL;
+        out->large_for = mr;
         out->limit = nrm__min(out->limit, route->threshold - 1);
         out->stream_limit = nrm__min(out->stream_limit, route->threshold - 1);
         out->forbidden = &nrm__cuda_pageable_is_read;

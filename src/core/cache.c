@@ -291,7 +291,7 @@ fill_slot_locked(struct nrm__slot *slot, nrm_resource *mr,
     slot->stream_limit = (uint32_t)front->stream_limit;
     slot->forbidden = front->forbidden != NULL ? front->forbidden : &never;
     slot->account = front->account;
-    slot->large = front->large;
+    slot->large = front->large_for == mr ? front->large : NULL;
     slot->front = shard;
     shard->behind = behind != NULL ? behind->front : NULL;
     slot->least_alignment = nrm__kind_alignment(mr->kind) >

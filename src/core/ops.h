@@ -94,7 +94,9 @@ struct nrm__account {
 struct nrm__front {
     nrm_resource *pool;   /* that serves it, through nothing that must know */
     nrm_resource *behind; /* the next one on the way there, which counts; NULL: none */
-    nrm_resource *large;  /* that serves requests above `limit`, if any has one */
+    /* That serves requests above `limit`, if any does, and for whom it does so: those that
+       lead there count and book them too, and have no short way for them. */
+    nrm_resource *large, *large_for;
     struct nrm__account *account; /* that it is booked in, or NULL */
     size_t limit;                 /* requests of more bytes go the long way */
     size_t stream_limit;          /* the same of those with a stream */

@@ -3,6 +3,7 @@
 
 #include "base/bits.h"
 #include "fixtures.h"
+#include "nrm/adaptors.h"
 
 #define THRESHOLD 65536
 
@@ -106,6 +107,32 @@ TEST(both_sides_are_counted_once_there_and_once_here)
     CHECK_EQ(counts(routed.large).total_count, 2 * N);
     CHECK_EQ(counts(routed.large).peak_bytes, 2 * LARGE);
     CHECK_EQ(counts(routed.small).total_count, N);
+    drop_route(&routed);
+}
+
+/* What stands in front of a route counts, and limits, what goes to either side. */
+TEST(who_leads_to_a_route_has_no_way_past_it)
+{
+    enum { N = 100, SMALL = 1000, LARGE = 100000 };
+    struct routed routed = make_route(0, true);
+    nrm_limiting_options options = NRM_OPTIONS(nrm_limiting_options);
+    nrm_resource *limited = NULL;
+    options.allocation_limit = LARGE + SMALL;
+    options.alignment = 8;
+    CHECK_OK(nrm_limiting_create(routed.route, &options, &limited));
+    for (int i = 0; i < N; i++) {
+        void *small = allocate(limited, SMALL), *other = NULL;
+        void *large = allocate(limited, LARGE);
+        CHECK_EQ(nrm_resource_allocate(limited, LARGE, 0, NULL, &other),
+                 NRM_OUT_OF_MEMORY);
+        CHECK_EQ(live_nbytes(routed.route), SMALL + LARGE);
+        CHECK_OK(nrm_resource_deallocate(limited, large, LARGE, NULL));
+        CHECK_OK(nrm_resource_deallocate(limited, small, SMALL, NULL));
+    }
+    CHECK_EQ(counts(limited).total_count, 2 * N);
+    CHECK_EQ(counts(routed.route).total_count, 2 * N);
+    CHECK_EQ(counts(routed.large).total_count, N);
+    nrm_resource_release(limited);
     drop_route(&routed);
 }
 
