@@ -1,10 +1,10 @@
 /*
  * LoggingResourceAdaptor: a row of text for each request, in a file.
  *
- * It notes a record in the ring of the thread (core/log.h) after an allocation, and for a free
- * with the time before it. As it changes no request it only looks on: requests go on to the
- * upstream on the short way. Nor does it count then: whoever drains the rings does, in the
- * order of time, so that even a peak that several threads make is exact.
+ * It notes a record in the ring of the thread (core/log_note.h) after an allocation, and for a
+ * free with the time before it. As it changes no request, requests go on to the upstream on
+ * the short way (core/logged.c). Nor does it count then: whoever drains the rings does, in
+ * the order of time, so that even a peak that several threads make is exact.
  */
 #include <stdio.h>
 #include <string.h>
@@ -14,8 +14,7 @@
 #include "base/bits.h"
 #include "base/error.h"
 #include "core/hooks.h"
-#include "core/log.h"
-#include "core/stream.h"
+#include "core/log_note.h"
 #include "nrm/adaptors.h"
 #include "nrm/options.h"
 
@@ -34,116 +33,11 @@ logging_from(nrm_resource *mr)
     return (struct logging *)mr;
 }
 
-/* ---- noting ---- */
-
-/* In a thread that has no ring yet, or cannot have one. */
-__attribute__((noinline)) static void
-note_first(const struct nrm__log_record *record)
+static const struct nrm__log *
+log_of(nrm_resource *mr)
 {
-    struct nrm__log_ring *ring = nrm__log_make_ring();
-    if (ring == NULL) {
-        nrm__log_note_directly(record);
-        return;
-    }
-    *nrm__log_next(ring) = *record;
-    if (nrm__log_put(ring)) {
-        nrm__log_pressed(ring);
-    }
+    return &logging_from(mr)->log;
 }
-
-__attribute__((always_inline)) static inline void
-note(nrm_resource *mr, enum nrm__log_action action, uint64_t ticks, void *ptr,
-     size_t nbytes, const nrm_stream *stream, bool counts)
-{
-    struct logging *self = (struct logging *)mr;
-    struct nrm__log_ring *ring = nrm__log_ring_now();
-    struct nrm__log_record record = {
-        .ticks = ticks,
-        .log = &self->log,
-        .ptr = ptr,
-        .nbytes = nbytes,
-        .stream = stream != NULL ? stream->handle : 0,
-        .action = action,
-        .counts = counts,
-    };
-    if (__builtin_expect(ring == NULL, 0)) {
-        note_first(&record);
-        return;
-    }
-    *nrm__log_next(ring) = record;
-    bool is_pressed = nrm__log_put(ring);
-    if (action == NRM__LOG_FREE &&
-        atomic_load_explicit(&ring->pending, memory_order_relaxed) == ticks) {
-        atomic_store_explicit(&ring->pending, 0, memory_order_release);
-    }
-    if (__builtin_expect(is_pressed, 0)) {
-        nrm__log_pressed(ring);
-    }
-}
-
-static inline uint64_t
-begin_free(void)
-{
-    struct nrm__log_ring *ring = nrm__log_ring_now();
-    uint64_t ticks = nrm__ticks_before();
-    if (__builtin_expect(ring == NULL, 0)) {
-        ring = nrm__log_make_ring();
-    }
-    if (ring != NULL &&
-        atomic_load_explicit(&ring->pending, memory_order_relaxed) == 0) {
-        atomic_store_explicit(&ring->pending, ticks, memory_order_relaxed);
-    }
-    return ticks;
-}
-
-static void
-cancel_free(uint64_t ticks)
-{
-    struct nrm__log_ring *ring = nrm__log_ring_now();
-    if (ring != NULL &&
-        atomic_load_explicit(&ring->pending, memory_order_relaxed) == ticks) {
-        atomic_store_explicit(&ring->pending, 0, memory_order_release);
-    }
-}
-
-static inline void
-note_allocation(nrm_resource *mr, void *ptr, size_t nbytes, const nrm_stream *stream,
-                bool counts)
-{
-    note(mr, ptr != NULL ? NRM__LOG_ALLOCATE : NRM__LOG_FAILURE, nrm__ticks_after(),
-         ptr, nbytes, stream, counts);
-}
-
-/* ---- looking on ---- */
-
-static void
-logging_allocated(nrm_resource *mr, void *ptr, size_t nbytes, nrm_stream *stream)
-{
-    note_allocation(mr, ptr, nbytes, stream, true);
-}
-
-static uint64_t
-logging_gives_back(nrm_resource *mr)
-{
-    return begin_free();
-}
-
-static void
-logging_given_back(nrm_resource *mr, uint64_t token, void *ptr, size_t nbytes,
-                   nrm_stream *stream)
-{
-    if (nbytes == 0) {
-        cancel_free(token);
-        return;
-    }
-    note(mr, NRM__LOG_FREE, token, ptr, nbytes, stream, true);
-}
-
-static const struct nrm__onlooker onlooker = {
-    .allocated = logging_allocated,
-    .gives_back = logging_gives_back,
-    .given_back = logging_given_back,
-};
 
 /* ---- blocks that come through another adaptor, or a pool ---- */
 
@@ -152,8 +46,8 @@ logging_allocate(nrm_resource *mr, const struct nrm__request *request,
                  struct nrm__block *out)
 {
     nrm_status status = nrm__allocate(mr->upstream, request, out);
-    note_allocation(mr, status == NRM_OK ? out->ptr : NULL, request->nbytes,
-                    request->stream, false);
+    nrm__log_note_allocation(log_of(mr), status == NRM_OK ? out->ptr : NULL,
+                             request->nbytes, request->stream, false);
     return status;
 }
 
@@ -162,15 +56,16 @@ logging_deallocate(nrm_resource *mr, const struct nrm__block *block, nrm_stream 
 {
     void *ptr = block->ptr;
     size_t nbytes = block->nbytes;
-    uint64_t ticks = begin_free();
+    uint64_t ticks = nrm__log_begin_free();
     nrm__deallocate(mr->upstream, block, stream);
-    note(mr, NRM__LOG_FREE, ticks, ptr, nbytes, stream, false);
+    nrm__log_note(log_of(mr), NRM__LOG_FREE, ticks, ptr, nbytes, stream, false);
 }
 
 static void
 logging_forget_block(nrm_resource *mr, const struct nrm__block *block)
 {
-    note(mr, NRM__LOG_FREE, begin_free(), block->ptr, block->nbytes, NULL, false);
+    nrm__log_note(log_of(mr), NRM__LOG_FREE, nrm__log_begin_free(), block->ptr,
+                  block->nbytes, NULL, false);
 }
 
 /* One that changed its size in place went, and came back. */
@@ -180,17 +75,18 @@ logging_reallocate(nrm_resource *mr, struct nrm__block *block,
 {
     void *ptr = block->ptr;
     size_t nbytes = block->nbytes;
-    uint64_t ticks = begin_free();
+    uint64_t ticks = nrm__log_begin_free();
     nrm_status status = nrm__reallocate_in_place(mr->upstream, block, request);
     if (status != NRM_OK) {
-        cancel_free(ticks);
+        nrm__log_cancel_free(ticks);
     }
     else {
-        note(mr, NRM__LOG_FREE, ticks, ptr, nbytes, request->stream, false);
+        nrm__log_note(log_of(mr), NRM__LOG_FREE, ticks, ptr, nbytes, request->stream,
+                      false);
     }
     if (status != NRM_NOT_SUPPORTED) {
-        note_allocation(mr, status == NRM_OK ? block->ptr : NULL, request->nbytes,
-                        request->stream, false);
+        nrm__log_note_allocation(log_of(mr), status == NRM_OK ? block->ptr : NULL,
+                                 request->nbytes, request->stream, false);
     }
     return status;
 }
@@ -259,7 +155,7 @@ static const struct nrm__ops logging_ops = {
     .reallocate = logging_reallocate,
     .forget_block = logging_forget_block,
     .renew_block = nrm__forward_renew_block,
-    .onlooker = &onlooker,
+    .log = offsetof(struct logging, log),
     .statistics = logging_statistics,
     .finish = logging_finish,
 };

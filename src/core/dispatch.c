@@ -16,6 +16,7 @@
 #include "core/cache.h"
 #include "core/hooks.h"
 #include "core/known_uses.h"
+#include "core/logged.h"
 #include "core/pair.h"
 #include "core/request.h"
 #include "core/scoped.h"
@@ -317,98 +318,6 @@ nrm__give_back(nrm_resource *upstream, struct nrm__block *block, bool later)
     nrm_resource_release(upstream);
 }
 
-/* ---- past an adaptor that looks on ---- */
-
-static size_t
-cell_nbytes(const struct nrm__segment *segment, const void *ptr)
-{
-    uint32_t offset = (uint32_t)((uintptr_t)ptr - segment->start);
-    uint32_t unit = offset / (uint32_t)NRM__SLAB_ALIGNMENT;
-    uint32_t cell = unit * segment->reciprocal >> NRM__SLAB_RECIPROCAL_BITS;
-    return cell * segment->cell_nbytes == offset
-               ? atomic_load_explicit(&segment->sizes[cell], memory_order_acquire) &
-                     ~NRM__SLAB_COUNTED
-               : 0;
-}
-
-static size_t
-block_nbytes(const struct nrm__segment *segment, const void *ptr)
-{
-    const struct nrm__live *block = nrm__starts_find(segment, (uintptr_t)ptr);
-    uintptr_t live = (uintptr_t)ptr | NRM__LIVE;
-    return block != NULL &&
-                   atomic_load_explicit(&block->key, memory_order_acquire) == live
-               ? atomic_load_explicit(&block->nbytes, memory_order_relaxed)
-               : 0;
-}
-
-static size_t
-look_up_nbytes(const void *ptr)
-{
-    struct nrm__block block;
-    if (!nrm__block_map_find(ptr, &block)) {
-        return 0;
-    }
-    nrm_resource_release(block.owner);
-    return block.nbytes;
-}
-
-/* Of the live block that starts at an address, mostly without a lock or a reference; 0: none
-   does. */
-static size_t
-live_nbytes(const void *ptr)
-{
-    size_t nbytes = 0;
-    struct nrm__thread_state *state = nrm__thread_state_now();
-    struct nrm__cache *cache = state != NULL ? state->cache : NULL;
-    if (cache != NULL && nrm__cache_enter(cache)) {
-        const struct nrm__segment *segment = nrm__short_peek(ptr);
-        if (segment != NULL && segment->cells_of != NULL) {
-            nbytes = cell_nbytes(segment, ptr);
-        }
-        else if (segment != NULL && segment->blocks_of != NULL) {
-            nbytes = block_nbytes(segment, ptr);
-        }
-        nrm__cache_leave(cache);
-    }
-    return nbytes != 0 ? nbytes : look_up_nbytes(ptr);
-}
-
-static nrm_status
-allocate_past(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *stream,
-              unsigned flags, void **out)
-{
-    void *ptr = NULL;
-    nrm_status status =
-        (flags & NRM__REQUEST_ZEROED) != 0
-            ? nrm_resource_allocate_zeroed(mr->upstream, nbytes, alignment, stream,
-                                           &ptr)
-            : nrm_resource_allocate(mr->upstream, nbytes, alignment, stream, &ptr);
-    if (status == NRM_OK) {
-        *out = ptr;
-    }
-    else {
-        (void)nrm__request_failed(status, mr, nbytes);
-    }
-    mr->ops->onlooker->allocated(mr, ptr, nbytes, stream);
-    return status;
-}
-
-static nrm_status
-deallocate_past(nrm_resource *mr, void *ptr, nrm_stream *stream)
-{
-    const struct nrm__onlooker *onlooker = mr->ops->onlooker;
-    size_t nbytes = live_nbytes(ptr);
-    uint64_t token = onlooker->gives_back(mr);
-    nrm_status status = nrm_resource_deallocate(mr->upstream, ptr, nbytes, stream);
-    if (status != NRM_OK) {
-        atomic_fetch_add_explicit(&mr->counters.errors, 1, memory_order_relaxed);
-        nbytes = 0;
-    }
-    onlooker->given_back(mr, token, ptr, nbytes, stream);
-    return status;
-}
-
 /* ---- the public calls ---- */
 
 static void
@@ -419,19 +328,12 @@ zero(const struct nrm__block *block)
     nrm__attach(token);
 }
 
-nrm_status
-nrm__allocate_long(nrm_resource *mr, size_t nbytes, size_t alignment,
-                   nrm_stream *stream, unsigned flags, void **out)
+__attribute__((noinline)) static nrm_status
+allocate_asked(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *stream,
+               unsigned flags, void **out)
 {
     struct nrm__request request;
     struct nrm__block block;
-    struct nrm__scopes *scopes = nrm__scopes_enter();
-    if (scopes != NULL) {
-        return nrm__scoped_allocate(scopes, mr, nbytes, alignment, stream, flags, out);
-    }
-    if (mr->ops->onlooker != NULL && nbytes != 0) {
-        return allocate_past(mr, nbytes, alignment, stream, flags, out);
-    }
     nrm_status status = nrm__request_make(mr, nbytes, alignment, stream, &request);
     if (status != NRM_OK) {
         return nrm__request_failed(status, mr, nbytes);
@@ -456,13 +358,27 @@ nrm__allocate_long(nrm_resource *mr, size_t nbytes, size_t alignment,
     return NRM_OK;
 }
 
+/* Every other case is the last call, so that this one saves no registers. */
+nrm_status
+nrm__allocate_long(nrm_resource *mr, size_t nbytes, size_t alignment,
+                   nrm_stream *stream, unsigned flags, void **out)
+{
+    struct nrm__scopes *scopes = nrm__scopes_enter();
+    if (scopes != NULL) {
+        return nrm__scoped_allocate(scopes, mr, nbytes, alignment, stream, flags, out);
+    }
+    return mr->ops->log != 0 && nbytes != 0
+               ? nrm__logged_allocate(mr, nbytes, alignment, stream, flags, out)
+               : allocate_asked(mr, nbytes, alignment, stream, flags, out);
+}
+
 nrm_status
 nrm__deallocate_found(nrm_resource *mr, void *ptr, nrm_stream *stream,
                       struct nrm__scopes *scopes)
 {
     struct nrm__block block;
-    if (mr->ops->onlooker != NULL) {
-        return deallocate_past(mr, ptr, stream);
+    if (mr->ops->log != 0) {
+        return nrm__logged_deallocate(mr, ptr, stream);
     }
     prepare_short(mr);
     NRM_TRY(nrm__find_own(mr, ptr, &block));
@@ -489,8 +405,11 @@ nrm__deallocate_long(nrm_resource *mr, void *ptr, nrm_stream *stream)
         return NRM_OK;
     }
     struct nrm__scopes *scopes = nrm__scopes_enter();
-    return scopes != NULL ? nrm__scoped_deallocate(scopes, mr, ptr, stream)
-                          : nrm__deallocate_found(mr, ptr, stream, NULL);
+    if (scopes != NULL) {
+        return nrm__scoped_deallocate(scopes, mr, ptr, stream);
+    }
+    return mr->ops->log != 0 ? nrm__logged_deallocate(mr, ptr, stream)
+                             : nrm__deallocate_found(mr, ptr, stream, NULL);
 }
 
 nrm_status

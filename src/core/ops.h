@@ -109,20 +109,6 @@ struct nrm__front {
     const atomic_bool *forbidden; /* while it is true, all do; or NULL */
 };
 
-/* What adaptors do that must hear of every block and change none. The public calls go on to
-   those of the upstream, short way and all, and tell them here, where they count for
-   themselves; blocks that come another way they see in the ops below. In any thread, no lock
-   held, and nothing is recorded as an error of the thread. */
-struct nrm__onlooker {
-    /* `ptr` NULL: it was refused. */
-    void (*allocated)(nrm_resource *self, void *ptr, size_t nbytes, nrm_stream *stream);
-    /* Before another thread can have it; what it returns is handed to the next. */
-    uint64_t (*gives_back)(nrm_resource *self);
-    /* `nbytes` 0: it was none of ours, and nothing has happened. */
-    void (*given_back)(nrm_resource *self, uint64_t token, void *ptr, size_t nbytes,
-                       nrm_stream *stream);
-};
-
 struct nrm__ops {
     const char *class_name; /* as in Python */
     unsigned flags;
@@ -179,8 +165,10 @@ struct nrm__ops {
     /* Adaptors: the upstream that a live block must be given back to, or NULL. */
     nrm_resource *(*branch)(nrm_resource *self, const struct nrm__block *block);
 
-    /* Adaptors without a front, optional: see above. */
-    const struct nrm__onlooker *onlooker;
+    /* Of an adaptor that logs, and has no front: where in its struct its nrm__log stands.
+       The public calls go on to those of the upstream, short way and all, and are noted
+       (core/logged.c); blocks that come another way it sees in the ops above. 0: of others. */
+    size_t log;
 
     /* Adaptors, optional: a block goes back past this one (nrm__deallocate_later), which
        does what its deallocate does besides passing it on. */

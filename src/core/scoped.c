@@ -211,7 +211,7 @@ lift(void *ptr, struct lifted *out)
     return lifted;
 }
 
-/* The same with a look-up, for those who look on (nrm__onlooker). */
+/* The same with a look-up, for those who log. */
 static bool
 lift_found(void *ptr, struct lifted *out)
 {
@@ -249,7 +249,7 @@ nrm__scoped_deallocate(struct nrm__scopes *scopes, nrm_resource *mr, void *ptr,
 {
     struct lifted lifted;
     nrm_status status;
-    if (lift(ptr, &lifted) || (mr->ops->onlooker != NULL && lift_found(ptr, &lifted))) {
+    if (lift(ptr, &lifted) || (mr->ops->log != 0 && lift_found(ptr, &lifted))) {
         status = nrm_resource_deallocate(mr, ptr, 0, stream);
         if (status == NRM_OK) {
             nrm__scopes_count_out(scopes, mr, lifted.tag, lifted.nbytes);

@@ -15,41 +15,48 @@
 /* Set once, when the library is loaded. */
 extern bool nrm__ticks_are_cycles NRM__HIDDEN;
 
+/* The processor's counter, where `nrm__ticks_are_cycles`; see those below. */
+static inline uint64_t
+nrm__cycles_before(void)
+{
+#if defined(__x86_64__)
+    return __builtin_ia32_rdtsc();
+#elif defined(__aarch64__)
+    uint64_t ticks;
+    __asm__ volatile("mrs %0, cntvct_el0" : "=r"(ticks)::"memory");
+    return ticks;
+#else
+    return nrm__clock_ns();
+#endif
+}
+
+static inline uint64_t
+nrm__cycles_after(void)
+{
+#if defined(__x86_64__)
+    unsigned core;
+    return __builtin_ia32_rdtscp(&core);
+#elif defined(__aarch64__)
+    uint64_t ticks;
+    __asm__ volatile("isb\n\tmrs %0, cntvct_el0" : "=r"(ticks)::"memory");
+    return ticks;
+#else
+    return nrm__clock_ns();
+#endif
+}
+
 /* Before what comes next in this thread, as others see it. */
 static inline uint64_t
 nrm__ticks_before(void)
 {
-#if defined(__x86_64__)
-    if (nrm__ticks_are_cycles) {
-        return __builtin_ia32_rdtsc();
-    }
-#elif defined(__aarch64__)
-    if (nrm__ticks_are_cycles) {
-        uint64_t ticks;
-        __asm__ volatile("mrs %0, cntvct_el0" : "=r"(ticks)::"memory");
-        return ticks;
-    }
-#endif
-    return nrm__clock_ns();
+    return nrm__ticks_are_cycles ? nrm__cycles_before() : nrm__clock_ns();
 }
 
 /* After what went before: a processor may read the counter early. */
 static inline uint64_t
 nrm__ticks_after(void)
 {
-#if defined(__x86_64__)
-    if (nrm__ticks_are_cycles) {
-        unsigned core;
-        return __builtin_ia32_rdtscp(&core);
-    }
-#elif defined(__aarch64__)
-    if (nrm__ticks_are_cycles) {
-        uint64_t ticks;
-        __asm__ volatile("isb\n\tmrs %0, cntvct_el0" : "=r"(ticks)::"memory");
-        return ticks;
-    }
-#endif
-    return nrm__clock_ns();
+    return nrm__ticks_are_cycles ? nrm__cycles_after() : nrm__clock_ns();
 }
 
 #endif

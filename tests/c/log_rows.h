@@ -85,6 +85,37 @@ count_action(const struct rows *all, const char *action)
     return n;
 }
 
+static inline int
+compare_addresses(const void *a, const void *b)
+{
+    const struct row *const *left = a, *const *right = b;
+    if ((*left)->ptr != (*right)->ptr) {
+        return (*left)->ptr < (*right)->ptr ? -1 : 1;
+    }
+    return *left < *right ? -1 : *left > *right;
+}
+
+/* Of each address: allocations and frees take turns, with the same size. */
+static inline void
+check_turns(const struct rows *all)
+{
+    struct row **order = malloc(all->n * sizeof *order);
+    size_t n_wrong = 0;
+    for (size_t i = 0; i < all->n; i++) {
+        order[i] = &all->rows[i];
+    }
+    qsort(order, all->n, sizeof *order, compare_addresses);
+    for (size_t i = 0; i < all->n; i++) {
+        bool follows = i > 0 && order[i - 1]->ptr == order[i]->ptr;
+        bool is_free = strcmp(order[i]->action, "free") == 0;
+        bool was_free = !follows || strcmp(order[i - 1]->action, "free") == 0;
+        bool fits = !is_free || (follows && order[i]->nbytes == order[i - 1]->nbytes);
+        n_wrong += is_free == was_free || !fits;
+    }
+    CHECK_EQ(n_wrong, 0);
+    free(order);
+}
+
 /* Logs to `path` what goes to `upstream`, whose reference it takes. */
 static inline nrm_resource *
 log_over(nrm_resource *upstream, const char *path)

@@ -184,37 +184,6 @@ hand_over(void *argument)
     }
 }
 
-static int
-compare_addresses(const void *a, const void *b)
-{
-    const struct row *const *left = a, *const *right = b;
-    if ((*left)->ptr != (*right)->ptr) {
-        return (*left)->ptr < (*right)->ptr ? -1 : 1;
-    }
-    return *left < *right ? -1 : *left > *right;
-}
-
-/* Of each address: allocations and frees take turns, with the same size. */
-static void
-check_turns(const struct rows *all)
-{
-    struct row **order = malloc(all->n * sizeof *order);
-    size_t n_wrong = 0;
-    for (size_t i = 0; i < all->n; i++) {
-        order[i] = &all->rows[i];
-    }
-    qsort(order, all->n, sizeof *order, compare_addresses);
-    for (size_t i = 0; i < all->n; i++) {
-        bool follows = i > 0 && order[i - 1]->ptr == order[i]->ptr;
-        bool is_free = strcmp(order[i]->action, "free") == 0;
-        bool was_free = !follows || strcmp(order[i - 1]->action, "free") == 0;
-        bool fits = !is_free || (follows && order[i]->nbytes == order[i - 1]->nbytes);
-        n_wrong += is_free == was_free || !fits;
-    }
-    CHECK_EQ(n_wrong, 0);
-    free(order);
-}
-
 TEST(rows_of_threads_that_hand_blocks_over_are_all_there_and_in_order)
 {
     struct worker workers[N_WORKERS];
@@ -508,77 +477,6 @@ TEST(what_ended_threads_noted_is_there_and_their_rings_serve_others)
     }
     struct rows rows = flushed(mr);
     CHECK_EQ(rows.n, 400);
-    finish(mr, &rows);
-}
-
-/* ---- stacked ---- */
-
-static nrm_resource *
-with_statistics(nrm_resource *upstream)
-{
-    nrm_resource *mr = NULL;
-    CHECK_OK(nrm_statistics_create(upstream, &mr));
-    nrm_resource_release(upstream);
-    return mr;
-}
-
-static nrm_resource *
-with_limit(nrm_resource *upstream)
-{
-    nrm_limiting_options options = NRM_OPTIONS(nrm_limiting_options);
-    nrm_resource *mr = NULL;
-    options.allocation_limit = NRM__MIB;
-    CHECK_OK(nrm_limiting_create(upstream, &options, &mr));
-    nrm_resource_release(upstream);
-    return mr;
-}
-
-static nrm_resource *
-with_log(nrm_resource *upstream)
-{
-    return log_over(upstream, path);
-}
-
-static const struct order_case {
-    const char *name;
-    nrm_resource *(*over[3])(nrm_resource *);
-} orders[] = {
-    {"log, limit, statistics", {with_log, with_limit, with_statistics}},
-    {"limit, log, statistics", {with_limit, with_log, with_statistics}},
-    {"statistics, limit, log", {with_statistics, with_limit, with_log}},
-    {"limit, statistics, log", {with_limit, with_statistics, with_log}},
-    {"log, log, limit", {with_log, with_log, with_limit}},
-};
-
-TEST_EACH(it_stands_anywhere_among_other_adaptors, orders)
-{
-    void *ptrs[100];
-    size_t n_logs = 0;
-    log_path(path, "stacked");
-    nrm_resource *mr = pool_over(host_source(), 0);
-    for (int i = 0; i < 3; i++) {
-        mr = row->over[i](mr);
-        n_logs += row->over[i] == with_log;
-    }
-    for (int i = 0; i < 100; i++) {
-        ptrs[i] = allocate(mr, (size_t)i % 2 == 0 ? 100 : 10000);
-    }
-    for (nrm_resource *each = mr; each->upstream->upstream != NULL;
-         each = each->upstream) {
-        CHECK_EQ(live_nbytes(each), 505000);
-    }
-    void *ptr = NULL;
-    CHECK_STATUS(nrm_resource_allocate(mr, NRM__MIB, 0, NULL, &ptr), NRM_OUT_OF_MEMORY);
-    for (int i = 0; i < 100; i++) {
-        deallocate(mr, ptrs[i]);
-    }
-    nrm__log_drain();
-    struct rows rows = read_rows(path);
-    CHECK_EQ(count_action(&rows, "allocate"), n_logs * 100);
-    CHECK_EQ(count_action(&rows, "free"), n_logs * 100);
-    for (nrm_resource *each = mr; each != NULL; each = each->upstream) {
-        CHECK_EQ(live_nbytes(each), each->upstream != NULL ? 0 : live_nbytes(each));
-    }
     finish(mr, &rows);
 }
 
