@@ -52,7 +52,7 @@ uint64_t
 nrm__log_begin_free(void)
 {
     struct nrm__log_ring *ring = nrm__log_ring_now();
-    uint64_t ticks = nrm__ticks_before();
+    uint64_t ticks = nrm__ticks();
     if (ring == NULL) {
         ring = nrm__log_make_ring();
     }

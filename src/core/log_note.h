@@ -40,8 +40,8 @@ static inline void
 nrm__log_note_allocation(const struct nrm__log *log, void *ptr, size_t nbytes,
                          const nrm_stream *stream, bool counts)
 {
-    nrm__log_note(log, ptr != NULL ? NRM__LOG_ALLOCATE : NRM__LOG_FAILURE,
-                  nrm__ticks_after(), ptr, nbytes, stream, counts);
+    nrm__log_note(log, ptr != NULL ? NRM__LOG_ALLOCATE : NRM__LOG_FAILURE, nrm__ticks(),
+                  ptr, nbytes, stream, counts);
 }
 
 /* A block is about to be given back: the time of that, for its record. */

@@ -22,7 +22,7 @@ void
 nrm__log_scale_begin(void)
 {
     if (known.ticks == 0) {
-        known.ticks = nrm__ticks_after();
+        known.ticks = nrm__ticks();
         known.monotonic_ns = nrm__clock_ns();
     }
 }
@@ -38,7 +38,7 @@ real_ahead_ns(uint64_t monotonic_ns)
 struct nrm__log_scale
 nrm__log_scale_now(void)
 {
-    uint64_t ticks = nrm__ticks_after(), now_ns = nrm__clock_ns();
+    uint64_t ticks = nrm__ticks(), now_ns = nrm__clock_ns();
     struct nrm__log_scale scale = {.ticks = ticks,
                                    .real_ns = (int64_t)now_ns + real_ahead_ns(now_ns)};
     if (ticks > known.ticks) {

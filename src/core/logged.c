@@ -186,8 +186,8 @@ allocate_rest(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *str
         return allocate_past(mr, nbytes, alignment, stream, flags, out);
     }
     struct nrm__log_ring *ring = nrm__log_ring_now();
-    bool is_pressed = put_record(ring, mr, NRM__LOG_ALLOCATE, nrm__ticks_after(), ptr,
-                                 nbytes, stream);
+    bool is_pressed =
+        put_record(ring, mr, NRM__LOG_ALLOCATE, nrm__ticks(), ptr, nbytes, stream);
     *out = ptr;
     return count_and_leave(cache, slot, nbytes, true, ring, is_pressed);
 }
@@ -200,7 +200,7 @@ deallocate_rest(nrm_resource *mr, void *ptr, nrm_stream *stream)
     if (slot == NULL) {
         return deallocate_past(mr, ptr, stream);
     }
-    uint64_t ticks = nrm__ticks_before();
+    uint64_t ticks = nrm__ticks();
     const struct nrm__segment *segment = nrm__short_peek(ptr);
     size_t nbytes = nrm__short_is_of(slot, segment)
                         ? nrm__short_claim(slot, segment, ptr, stream)
@@ -215,7 +215,90 @@ deallocate_rest(nrm_resource *mr, void *ptr, nrm_stream *stream)
     return count_and_leave(cache, slot, nbytes, false, ring, is_pressed);
 }
 
-/* ---- the usual cells and blocks: of the host, where processors count ticks ---- */
+/* Inside, where processors count ticks. While this thread has the only cache no other one can
+   have handed it the block, whose row a time that is read too soon could come before. */
+static inline uint64_t
+ticks_now(void)
+{
+    return __builtin_expect(nrm__account_is_alone(), 1) ? nrm__cycles_early()
+                                                        : nrm__cycles();
+}
+
+/* ---- the usual blocks on a stream that stays ---- */
+
+__attribute__((noinline, flatten)) static nrm_status
+allocate_on(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *stream,
+            unsigned flags, void **out)
+{
+    struct nrm__cache *cache;
+    struct nrm__log_ring *ring = nrm__log_ring_now();
+    struct nrm__slot *slot = flags == 0 && ring != NULL && nrm__ticks_are_cycles &&
+                                     nrm__stream_stays(stream)
+                                 ? nrm__cache_enter_slot(mr->upstream, &cache)
+                                 : NULL;
+    if (slot == NULL) {
+        return allocate_rest(mr, nbytes, alignment, stream, flags, out);
+    }
+    void *ptr = NULL;
+    if (nbytes <= slot->stream_limit && nrm__short_is_open(slot) &&
+        nbytes > slot->magazines->cell_limit &&
+        nrm__short_aligns(slot, alignment, slot->magazines->alignment) &&
+        nrm__short_book(slot, nbytes)) {
+        ptr = nrm__short_take_block(slot->magazines, nbytes, stream, NULL);
+        if (ptr == NULL) {
+            nrm__short_book_out(slot, nbytes);
+        }
+    }
+    if (ptr == NULL) {
+        nrm__cache_leave(cache);
+        return allocate_rest(mr, nbytes, alignment, stream, flags, out);
+    }
+    *out = ptr;
+    bool is_pressed =
+        put_record(ring, mr, NRM__LOG_ALLOCATE, ticks_now(), ptr, nbytes, stream);
+    return count_and_leave(cache, slot, nbytes, true, ring, is_pressed);
+}
+
+/* The requested size; 0: it is none of those. */
+__attribute__((always_inline)) static inline size_t
+claim_on(struct nrm__slot *slot, void *ptr, const nrm_stream *stream)
+{
+    uint64_t key;
+    const struct nrm__segment *segment = nrm__short_peek(ptr);
+    struct nrm__magazines *magazines = slot->magazines;
+    struct nrm__live *block = magazines != NULL && slot->stream_limit != 0 &&
+                                      magazines->epoch_nbytes == 0
+                                  ? nrm__short_start_of(slot, segment, ptr)
+                                  : NULL;
+    return block != NULL && nrm__short_key(magazines, stream, &key)
+               ? nrm__short_claim_same(magazines, block, ptr, true, key)
+               : 0;
+}
+
+__attribute__((noinline, flatten)) static nrm_status
+deallocate_on(nrm_resource *mr, void *ptr, nrm_stream *stream)
+{
+    struct nrm__cache *cache;
+    struct nrm__log_ring *ring = nrm__log_ring_now();
+    struct nrm__slot *slot = ring != NULL && nrm__ticks_are_cycles &&
+                                     nrm__stream_stays(stream)
+                                 ? nrm__cache_enter_slot(mr->upstream, &cache)
+                                 : NULL;
+    if (slot == NULL) {
+        return deallocate_rest(mr, ptr, stream);
+    }
+    uint64_t ticks = ticks_now();
+    size_t nbytes = claim_on(slot, ptr, stream);
+    if (nbytes == 0) {
+        nrm__cache_leave(cache);
+        return deallocate_rest(mr, ptr, stream);
+    }
+    bool is_pressed = put_record(ring, mr, NRM__LOG_FREE, ticks, ptr, nbytes, stream);
+    nrm__short_book_out(slot, nbytes);
+    return count_and_leave(cache, slot, nbytes, false, ring, is_pressed);
+}
+
+/* ---- the usual cells and blocks of the host ---- */
 
 /* The requested size; 0: it is none of those. */
 __attribute__((always_inline)) static inline size_t
@@ -243,10 +326,12 @@ nrm__logged_allocate(nrm_resource *mr, size_t nbytes, size_t alignment,
 {
     struct nrm__cache *cache;
     struct nrm__log_ring *ring = nrm__log_ring_now();
-    bool is_usual = flags == 0 && stream == NULL && ring != NULL &&
-                    nrm__ticks_are_cycles;
-    struct nrm__slot *slot = is_usual ? nrm__cache_enter_slot(mr->upstream, &cache)
-                                      : NULL;
+    if (stream != NULL) {
+        return allocate_on(mr, nbytes, alignment, stream, flags, out);
+    }
+    struct nrm__slot *slot = flags == 0 && ring != NULL && nrm__ticks_are_cycles
+                                 ? nrm__cache_enter_slot(mr->upstream, &cache)
+                                 : NULL;
     if (slot == NULL) {
         return allocate_rest(mr, nbytes, alignment, stream, flags, out);
     }
@@ -264,7 +349,7 @@ nrm__logged_allocate(nrm_resource *mr, size_t nbytes, size_t alignment,
     }
     *out = ptr;
     bool is_pressed =
-        put_record(ring, mr, NRM__LOG_ALLOCATE, nrm__cycles_after(), ptr, nbytes, NULL);
+        put_record(ring, mr, NRM__LOG_ALLOCATE, ticks_now(), ptr, nbytes, NULL);
     return count_and_leave(cache, slot, nbytes, true, ring, is_pressed);
 }
 
@@ -274,13 +359,16 @@ nrm__logged_deallocate(nrm_resource *mr, void *ptr, nrm_stream *stream)
 {
     struct nrm__cache *cache;
     struct nrm__log_ring *ring = nrm__log_ring_now();
-    bool is_usual = stream == NULL && ring != NULL && nrm__ticks_are_cycles;
-    struct nrm__slot *slot = is_usual ? nrm__cache_enter_slot(mr->upstream, &cache)
-                                      : NULL;
+    if (stream != NULL) {
+        return deallocate_on(mr, ptr, stream);
+    }
+    struct nrm__slot *slot = ring != NULL && nrm__ticks_are_cycles
+                                 ? nrm__cache_enter_slot(mr->upstream, &cache)
+                                 : NULL;
     if (slot == NULL) {
         return deallocate_rest(mr, ptr, stream);
     }
-    uint64_t ticks = nrm__cycles_before();
+    uint64_t ticks = ticks_now();
     size_t nbytes = claim_usual(slot, ptr);
     if (nbytes == 0) {
         nrm__cache_leave(cache);

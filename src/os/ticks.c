@@ -1,5 +1,5 @@
 /*
- * Which clock nrm__ticks_before and nrm__ticks_after read.
+ * Which clock nrm__ticks reads.
  *
  * The counter of x86-64 can be used when it neither stops nor changes its rate and all
  * cores have the same. The kernel finds out about the last and gives the counter up where

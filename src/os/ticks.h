@@ -15,23 +15,10 @@
 /* Set once, when the library is loaded. */
 extern bool nrm__ticks_are_cycles NRM__HIDDEN;
 
-/* The processor's counter, where `nrm__ticks_are_cycles`; see those below. */
+/* The processor's counter, where `nrm__ticks_are_cycles`: after what went before in this
+   thread and before what comes next, as others see it. */
 static inline uint64_t
-nrm__cycles_before(void)
-{
-#if defined(__x86_64__)
-    return __builtin_ia32_rdtsc();
-#elif defined(__aarch64__)
-    uint64_t ticks;
-    __asm__ volatile("mrs %0, cntvct_el0" : "=r"(ticks)::"memory");
-    return ticks;
-#else
-    return nrm__clock_ns();
-#endif
-}
-
-static inline uint64_t
-nrm__cycles_after(void)
+nrm__cycles(void)
 {
 #if defined(__x86_64__)
     unsigned core;
@@ -45,18 +32,26 @@ nrm__cycles_after(void)
 #endif
 }
 
-/* Before what comes next in this thread, as others see it. */
+/* The same, sooner: a processor may read it before it is done with what went before. */
 static inline uint64_t
-nrm__ticks_before(void)
+nrm__cycles_early(void)
 {
-    return nrm__ticks_are_cycles ? nrm__cycles_before() : nrm__clock_ns();
+#if defined(__x86_64__)
+    return __builtin_ia32_rdtsc();
+#elif defined(__aarch64__)
+    uint64_t ticks;
+    __asm__ volatile("mrs %0, cntvct_el0" : "=r"(ticks)::"memory");
+    return ticks;
+#else
+    return nrm__clock_ns();
+#endif
 }
 
-/* After what went before: a processor may read the counter early. */
+/* As nrm__cycles, of whichever clock it is. */
 static inline uint64_t
-nrm__ticks_after(void)
+nrm__ticks(void)
 {
-    return nrm__ticks_are_cycles ? nrm__cycles_after() : nrm__clock_ns();
+    return nrm__ticks_are_cycles ? nrm__cycles() : nrm__clock_ns();
 }
 
 #endif

@@ -76,6 +76,7 @@ CASE(logged_64_B, 64, 64)
 CASE(logged_64_KiB, 64 * NRM__KIB, 64)
 CASE(device_64_KiB, 64 * NRM__KIB, 0)
 CASE(device_default_64_KiB, 64 * NRM__KIB, 0)
+CASE(device_logged_64_KiB, 64 * NRM__KIB, 0)
 CASE(fixed_64_KiB, 64 * NRM__KIB, 0)
 CASE(handle_64_KiB, 64 * NRM__KIB, 0)
 CASE(pinned_64_KiB, 64 * NRM__KIB, 0)
@@ -176,6 +177,17 @@ count_logged(nrm_resource *adaptors, long n)
     nrm_resource_release(log);
 }
 
+static void
+count_device_logged(nrm_resource *pool, long n)
+{
+    nrm_resource *adaptors = make_adaptors(pool), *log = make_log(adaptors);
+    warm_device_logged_64_KiB(log, nrm_stream_default());
+    require(nrm_logging_flush(log));
+    device_logged_64_KiB(log, nrm_stream_default(), n);
+    nrm_resource_release(log);
+    nrm_resource_release(adaptors);
+}
+
 /* A scope that begins, and ends. */
 __attribute__((noinline, noclone)) static void
 scope(long n)
@@ -256,6 +268,7 @@ count_driver(long n)
     nrm_stream *bare = wrap_handle();
     RUN(device_64_KiB, ordered, owned);
     RUN(device_default_64_KiB, ordered, nrm_stream_default());
+    count_device_logged(ordered, n);
     RUN(fixed_64_KiB, fixed, owned);
     RUN(handle_64_KiB, ordered, bare);
     RUN(pinned_64_KiB, immediate, NULL);
