@@ -120,7 +120,8 @@ take_state(void)
     uint64_t id = ++states.last_id;
     pthread_mutex_unlock(&states.lock);
     if (state != NULL) {
-        *state = (struct nrm__thread_state){.id = id};
+        *state =
+            (struct nrm__thread_state){.id = id, .spare_stream = state->spare_stream};
     }
     return state;
 }

@@ -21,6 +21,7 @@
 struct nrm__cache;
 struct nrm__log_ring;
 struct nrm__scopes;
+struct nrm_stream;
 
 struct nrm__thread_state {
     nrm_error error;
@@ -33,6 +34,8 @@ struct nrm__thread_state {
     struct nrm__cache *put_away;       /* core/scopes.h: that was put away */
     struct nrm__scopes *counting;      /* what this thread asks for next; or NULL */
     struct nrm__scopes *scopes;        /* that it has had; or NULL */
+    struct nrm_stream *spare_stream; /* core/stream.c: memory for the next one; or NULL.
+                                          Handed on with the state */
     struct nrm__thread_state *next_free; /* while no thread has it */
 };
 

@@ -2,8 +2,9 @@
  * Streams: a handle, what keeps it alive, and for the per-thread default stream the
  * thread it belongs to. The constants are immortal.
  *
- * A binding that knows streams by their handles makes an object for each call. So the memory
- * of the last one that ended is kept aside, for the next one to take without a lock.
+ * A binding that knows streams by their handles makes an object for each call. So a thread
+ * keeps the memory of the last one that ended there for the next one that it makes, and the
+ * last reference of one that nobody else can know of ends without a locked instruction.
  */
 #include "core/stream.h"
 
@@ -16,7 +17,6 @@
 
 static nrm_stream default_stream = {.handle = NRM_STREAM_HANDLE_DEFAULT};
 static nrm_stream legacy_stream = {.handle = NRM_STREAM_HANDLE_LEGACY};
-static _Atomic(nrm_stream *) spare; /* memory only */
 
 nrm_stream *
 nrm_stream_default(void)
@@ -34,8 +34,12 @@ nrm_stream_legacy(void)
 static nrm_stream *
 make(uintptr_t handle)
 {
-    nrm_stream *stream = atomic_exchange_explicit(&spare, NULL, memory_order_acquire);
-    if (stream == NULL) {
+    struct nrm__thread_state *state = nrm__thread_state_now();
+    nrm_stream *stream = state != NULL ? state->spare_stream : NULL;
+    if (stream != NULL) {
+        state->spare_stream = NULL;
+    }
+    else {
         stream = nrm__node_allocate(sizeof *stream);
     }
     if (stream == NULL) {
@@ -50,9 +54,11 @@ make(uintptr_t handle)
 static void
 unmake(nrm_stream *stream)
 {
-    nrm_stream *none = NULL;
-    if (!atomic_compare_exchange_strong_explicit(
-            &spare, &none, stream, memory_order_release, memory_order_relaxed)) {
+    struct nrm__thread_state *state = nrm__thread_state();
+    if (state->spare_stream == NULL && !nrm__thread_state_is_shared(state)) {
+        state->spare_stream = stream;
+    }
+    else {
         nrm__node_deallocate(stream, sizeof *stream);
     }
 }
@@ -177,16 +183,30 @@ destroy(const nrm_stream *stream)
     }
 }
 
+/* Whether the caller's reference is the last one, which is gone then. One that nothing was
+   ordered by is known to those alone who have a reference. */
+static bool
+is_last(nrm_stream *stream)
+{
+    size_t seen = atomic_load_explicit(&stream->refcount, memory_order_acquire);
+    if (seen == 1 &&
+        atomic_load_explicit(&stream->orders, memory_order_relaxed) == NULL) {
+        return true;
+    }
+    return seen != 0 &&
+           atomic_fetch_sub_explicit(&stream->refcount, 1, memory_order_acq_rel) == 1;
+}
+
 /* True: it was the last reference, and the driver's stream has ended. */
 static bool
 drop_reference(nrm_stream *stream)
 {
-    if (stream == NULL ||
-        !atomic_load_explicit(&stream->refcount, memory_order_relaxed) ||
-        atomic_fetch_sub_explicit(&stream->refcount, 1, memory_order_acq_rel) != 1) {
+    if (stream == NULL || !is_last(stream)) {
         return false;
     }
-    nrm__order_retire(stream);
+    if (atomic_load_explicit(&stream->orders, memory_order_relaxed) != NULL) {
+        nrm__order_retire(stream);
+    }
     destroy(stream);
     return true;
 }

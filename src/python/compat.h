@@ -49,6 +49,18 @@ compat_dict_get(PyObject *dict, PyObject *key, PyObject **out)
 #endif
 }
 
+/* An attribute: 1 and a new reference, 0 and NULL where there is none, or -1 with an error
+   set. */
+static inline int
+compat_get_attribute(PyObject *object, PyObject *name, PyObject **out)
+{
+#if PY_VERSION_HEX >= 0x030d0000
+    return PyObject_GetOptionalAttr(object, name, out);
+#else
+    return _PyObject_LookupAttr(object, name, out);
+#endif
+}
+
 /* What `dict` has under `key`, which is `value` if it had nothing: a new reference. */
 static inline PyObject *
 compat_dict_set_default(PyObject *dict, PyObject *key, PyObject *value)

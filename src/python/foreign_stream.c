@@ -4,10 +4,12 @@
  * The protocol is called as a method by an interned name, so that a Stream over another
  * library's costs little more than that library's own answer. Objects without it are told by
  * the package that their class, or a base of it, comes from: "ptr" and "handle" are names
- * that many other things have.
+ * that many other things have. As an AttributeError and a walk along the bases take some
+ * microseconds, the types that were met last are known by their version.
  */
 #include "python/foreign_stream.h"
 
+#include <stddef.h>
 #include <string.h>
 
 #include "python/args.h"
@@ -16,11 +18,12 @@
 static const struct library {
     const char *package;
     const char *attribute;
+    size_t name; /* where the module's state has the attribute's */
 } libraries[] = {
-    {"cupy", "ptr"},
-    {"numba", "handle"},
-    {"numba_cuda", "handle"},
-    {"torch", "cuda_stream"},
+    {"cupy", "ptr", offsetof(struct module_state, ptr_name)},
+    {"numba", "handle", offsetof(struct module_state, handle_name)},
+    {"numba_cuda", "handle", offsetof(struct module_state, handle_name)},
+    {"torch", "cuda_stream", offsetof(struct module_state, torch_stream_name)},
 };
 
 /* ---- the protocol ---- */
@@ -110,11 +113,12 @@ find_library(PyObject *object)
 
 /* Steals `value`; an int, None, or a ctypes pointer. */
 static int
-read_handle(PyObject *value, const char *name, uintptr_t *out)
+read_handle(struct module_state *state, PyObject *value, const char *name,
+            uintptr_t *out)
 {
     PyObject *number = value;
-    if (value != NULL && value != Py_None && !PyIndex_Check(value)) {
-        number = PyObject_GetAttrString(value, "value");
+    if (value != Py_None && !PyIndex_Check(value)) {
+        number = PyObject_GetAttr(value, state->value_name);
         Py_DECREF(value);
     }
     if (number == NULL) {
@@ -126,19 +130,99 @@ read_handle(PyObject *value, const char *name, uintptr_t *out)
     return result;
 }
 
+/* 1: the object has no handle. */
+static int
+from_library(struct module_state *state, PyObject *object,
+             const struct library *library, uintptr_t *out)
+{
+    PyObject *name = *(PyObject **)(void *)((char *)state + library->name);
+    PyObject *value;
+    int found = compat_get_attribute(object, name, &value);
+    return found > 0 ? read_handle(state, value, library->attribute, out) : found + 1;
+}
+
+/* ---- types that were met ---- */
+
+/* One that a type, as it is now, was found to be of; NULL: it was not looked at. */
+static const struct library *
+recall_library(struct module_state *state, PyTypeObject *type)
+{
+#ifndef Py_GIL_DISABLED
+    for (int i = 0; i < N_FOREIGN_TYPES; i++) {
+        const struct foreign_type *met = &state->foreign_types[i];
+        if (met->type == type && met->version == type->tp_version_tag) {
+            return &libraries[met->library];
+        }
+    }
+#endif
+    return NULL;
+}
+
+/* Types that are changed all the time have no version. */
+static void
+remember_library(struct module_state *state, PyTypeObject *type,
+                 const struct library *library)
+{
+#ifndef Py_GIL_DISABLED
+    if (type->tp_version_tag != 0) {
+        int next = state->next_foreign_type++ % N_FOREIGN_TYPES;
+        state->foreign_types[next] =
+            (struct foreign_type){.type = type,
+                                  .version = type->tp_version_tag,
+                                  .library = (int)(library - libraries)};
+    }
+#endif
+}
+
+/* The usual case: of a type whose objects had no protocol so far. 1: none of those. */
+static int
+from_met_type(struct module_state *state, PyObject *object, uintptr_t *out)
+{
+    PyObject *method;
+    const struct library *library = recall_library(state, Py_TYPE(object));
+    if (library == NULL) {
+        return 1;
+    }
+    int found = compat_get_attribute(object, state->cuda_stream_name, &method);
+    if (found != 0) {
+        Py_XDECREF(method);
+        return found > 0 ? 1 : -1;
+    }
+    return from_library(state, object, library, out);
+}
+
 int
 foreign_stream_handle(struct module_state *state, PyObject *object, const char *allowed,
                       uintptr_t *out)
 {
-    int result = from_protocol(state, object, out);
+    int result = from_met_type(state, object, out);
+    if (result > 0) {
+        result = from_protocol(state, object, out);
+    }
     if (result <= 0) {
         return result;
     }
+    PyTypeObject *type = Py_TYPE(object);
     const struct library *library = find_library(object);
-    if (library != NULL && PyObject_HasAttrString(object, library->attribute)) {
-        return read_handle(PyObject_GetAttrString(object, library->attribute),
-                           library->attribute, out);
+    result = library != NULL ? from_library(state, object, library, out) : 1;
+    if (result == 0) {
+        remember_library(state, type, library);
     }
-    PyErr_Format(PyExc_TypeError, "%s, not %.100s", allowed, Py_TYPE(object)->tp_name);
-    return -1;
+    if (result > 0) {
+        PyErr_Format(PyExc_TypeError, "%s, not %.100s", allowed, type->tp_name);
+    }
+    return result == 0 ? 0 : -1;
+}
+
+int
+foreign_stream_init(struct module_state *state)
+{
+    state->ptr_name = PyUnicode_InternFromString("ptr");
+    state->handle_name = PyUnicode_InternFromString("handle");
+    state->torch_stream_name = PyUnicode_InternFromString("cuda_stream");
+    state->value_name = PyUnicode_InternFromString("value");
+    return state->ptr_name == NULL || state->handle_name == NULL ||
+                   state->torch_stream_name == NULL || state->value_name == NULL
+               ? -1
+               : 0;
 }

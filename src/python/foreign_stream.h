@@ -8,6 +8,8 @@
 
 #include "python/state.h"
 
+int foreign_stream_init(struct module_state *state);
+
 /*
  * The handle of an object with __cuda_stream__, or a stream of CuPy, Numba or PyTorch without
  * it. -1 with an error set: TypeError "<allowed>, not <type>" for all else.

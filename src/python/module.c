@@ -60,6 +60,10 @@
     X((state)->per_thread_default_stream)                                              \
     X((state)->byte_typestr)                                                           \
     X((state)->cuda_stream_name)                                                       \
+    X((state)->ptr_name)                                                               \
+    X((state)->handle_name)                                                            \
+    X((state)->torch_stream_name)                                                      \
+    X((state)->value_name)                                                             \
     X((state)->wrappers)                                                               \
     X((state)->registered)
 
@@ -93,6 +97,7 @@ module_clear(PyObject *module)
         Py_CLEAR(state->current[i]);
     }
     device_buffer_forget_spares(state);
+    stream_forget_spares(state);
     return 0;
 }
 

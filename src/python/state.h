@@ -18,7 +18,14 @@ enum resource_class {
     RESOURCE_N_CLASSES
 };
 
-enum { N_SPARE_BUFFERS = 16 };
+enum { N_SPARE_BUFFERS = 16, N_SPARE_STREAMS = 8, N_FOREIGN_TYPES = 4 };
+
+/* A type of another library whose streams have no protocol (python/foreign_stream.c). */
+struct foreign_type {
+    PyTypeObject *type;   /* borrowed, and perhaps dead: only to be compared */
+    unsigned int version; /* its tp_version_tag, which no other state of a type has */
+    int library;
+};
 
 struct module_state {
     PyTypeObject *handler_type;
@@ -46,6 +53,7 @@ struct module_state {
 
     PyObject *byte_typestr;     /* "|u1" */
     PyObject *cuda_stream_name; /* "__cuda_stream__" */
+    PyObject *ptr_name, *handle_name, *torch_stream_name, *value_name;
 
     PyObject *wrappers;   /* address of a C resource -> weak reference of its object */
     PyObject *registered; /* name -> the object in the registry, kept alive */
@@ -57,6 +65,15 @@ struct module_state {
         PyObject *objects[N_SPARE_BUFFERS];
         int n;
     } spare_buffers;
+
+    /* The memory of Streams that died, and types that were met last. Unused without the
+       interpreter's lock. */
+    struct {
+        PyObject *objects[N_SPARE_STREAMS];
+        int n;
+    } spare_streams;
+    struct foreign_type foreign_types[N_FOREIGN_TYPES];
+    int next_foreign_type;
 };
 
 extern struct PyModuleDef core_module;

@@ -92,11 +92,21 @@ stream_of_handle(struct module_state *state, uintptr_t handle, PyObject *keepali
     return status == NRM_OK ? stream : (nrm_stream *)errors_raise(state, status);
 }
 
+#define ARGUMENT_TEXT                                                                  \
+    "stream must be a Stream or an object with __cuda_stream__ (a handle becomes one " \
+    "by Stream(handle))"
+
+int
+stream_handle_of_argument(struct module_state *state, PyObject *object, uintptr_t *out)
+{
+    return foreign_stream_handle(state, object, ARGUMENT_TEXT, out);
+}
+
 static nrm_stream *
 stream_of_object(struct module_state *state, PyObject *object, const char *allowed)
 {
     uintptr_t handle;
-    if (PyObject_TypeCheck(object, state->stream_type)) {
+    if (Py_IS_TYPE(object, state->stream_type)) { /* it has no subclasses */
         nrm_stream *stream = ((struct stream_object *)object)->stream;
         if (check_open(state, object) < 0) {
             return NULL;
@@ -121,9 +131,7 @@ stream_of_argument(struct module_state *state, PyObject *object)
                         "DEFAULT_STREAM");
         return NULL;
     }
-    return stream_of_object(state, object,
-                            "stream must be a Stream or an object with __cuda_stream__ "
-                            "(a handle becomes one by Stream(handle))");
+    return stream_of_object(state, object, ARGUMENT_TEXT);
 }
 
 const nrm_stream *
@@ -141,10 +149,46 @@ stream_borrow(struct module_state *state, PyObject *object)
 
 /* ---- the type ---- */
 
-static PyObject *
-make(PyTypeObject *type, nrm_stream *stream)
+/* The memory of one that died, as of buffers (python/device_buffer.c), or new. */
+static struct stream_object *
+make_empty(struct module_state *state)
 {
-    struct stream_object *self = (struct stream_object *)type->tp_alloc(type, 0);
+    PyTypeObject *type = state->stream_type;
+#ifndef Py_GIL_DISABLED
+    if (state->spare_streams.n > 0) {
+        PyObject *object = state->spare_streams.objects[--state->spare_streams.n];
+        return (struct stream_object *)PyObject_Init(object, type);
+    }
+#endif
+    return (struct stream_object *)type->tp_alloc(type, 0);
+}
+
+static void
+unmake(PyTypeObject *type, PyObject *object)
+{
+#ifndef Py_GIL_DISABLED
+    struct module_state *state = PyType_GetModuleState(type);
+    if (state != NULL && type == state->stream_type &&
+        state->spare_streams.n < N_SPARE_STREAMS) {
+        state->spare_streams.objects[state->spare_streams.n++] = object;
+        return;
+    }
+#endif
+    type->tp_free(object);
+}
+
+void
+stream_forget_spares(struct module_state *state)
+{
+    while (state->spare_streams.n > 0) {
+        PyObject_Free(state->spare_streams.objects[--state->spare_streams.n]);
+    }
+}
+
+static PyObject *
+make(struct module_state *state, nrm_stream *stream)
+{
+    struct stream_object *self = make_empty(state);
     if (self == NULL) {
         nrm_stream_release(stream);
         return NULL;
@@ -165,7 +209,7 @@ stream_wrap(struct module_state *state, nrm_stream *stream)
         return Py_NewRef(state->legacy_default_stream);
     }
     nrm_stream_retain(stream);
-    return make(state->stream_type, stream);
+    return make(state, stream);
 }
 
 /* A stream of our own. */
@@ -201,11 +245,15 @@ stream_vectorcall(PyObject *object, PyObject *const *args, size_t n_args,
                   PyObject *names)
 {
     static struct signature signature = SIGNATURE("Stream", STREAM_TEXT);
-    PyTypeObject *type = (PyTypeObject *)object;
-    PyObject *values[2];
-    struct module_state *state = PyType_GetModuleState(type);
-    if (errors_begin_call() < 0 ||
-        signature_bind(&signature, args, (Py_ssize_t)n_args, names, values) < 0) {
+    PyObject *values[2] = {NULL, NULL};
+    struct module_state *state = PyType_GetModuleState((PyTypeObject *)object);
+    if (errors_begin_call() < 0) {
+        return NULL;
+    }
+    if (names == NULL && PyVectorcall_NARGS(n_args) == 1) {
+        values[0] = args[0];
+    }
+    else if (signature_bind(&signature, args, (Py_ssize_t)n_args, names, values) < 0) {
         return NULL;
     }
     bool is_new = arg_is_none(values[0]);
@@ -217,7 +265,7 @@ stream_vectorcall(PyObject *object, PyObject *const *args, size_t n_args,
     }
     nrm_stream *stream = is_new ? create(state, values[1])
                                 : stream_from(state, values[0]);
-    return stream == NULL ? NULL : make(type, stream);
+    return stream == NULL ? NULL : make(state, stream);
 }
 
 /* Who calls __new__ by itself; the type has no subclasses. */
@@ -232,7 +280,7 @@ stream_dealloc(PyObject *object)
 {
     PyTypeObject *type = Py_TYPE(object);
     stream_drop(((struct stream_object *)object)->stream);
-    type->tp_free(object);
+    unmake(type, object);
     Py_DECREF(type);
 }
 
@@ -520,12 +568,12 @@ stream_init(PyObject *module)
     }
     state->stream_type->tp_vectorcall = stream_vectorcall;
     state->cuda_stream_name = PyUnicode_InternFromString("__cuda_stream__");
-    if (state->cuda_stream_name == NULL) {
+    if (state->cuda_stream_name == NULL || foreign_stream_init(state) < 0) {
         return -1;
     }
-    state->default_stream = make(state->stream_type, nrm_stream_default());
-    state->legacy_default_stream = make(state->stream_type, nrm_stream_legacy());
-    state->per_thread_default_stream = make(state->stream_type, NULL);
+    state->default_stream = make(state, nrm_stream_default());
+    state->legacy_default_stream = make(state, nrm_stream_legacy());
+    state->per_thread_default_stream = make(state, NULL);
     if (PyModule_AddObjectRef(module, "DEFAULT_STREAM", state->default_stream) < 0 ||
         PyModule_AddObjectRef(module, "LEGACY_DEFAULT_STREAM",
                               state->legacy_default_stream) < 0) {

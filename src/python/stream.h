@@ -11,6 +11,9 @@ extern PyMethodDef stream_functions[];
 
 int stream_init(PyObject *module);
 
+/* Lets go of the memory of Streams that died. */
+void stream_forget_spares(struct module_state *state);
+
 nrm_stream *stream_of_argument(struct module_state *state, PyObject *object);
 
 /*
@@ -22,6 +25,10 @@ stream_get(struct module_state *state, PyObject *object)
 {
     return object == NULL ? nrm_stream_default() : stream_of_argument(state, object);
 }
+
+/* The handle of an argument that is no Stream and not None. -1 with an error set. */
+int stream_handle_of_argument(struct module_state *state, PyObject *object,
+                              uintptr_t *out);
 
 /* Releases a stream where Python code may run: the object that kept it alive goes at once,
    not with the next call of ours. */

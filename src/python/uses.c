@@ -83,9 +83,12 @@ record_on(struct module_state *state, PyObject *object, const void *ptr,
     if (borrowed != NULL && nrm__record_use_quickly(ptr, borrowed)) {
         Py_RETURN_NONE;
     }
-    if (PyLong_Check(stream_object)) {
+    if (!Py_IS_TYPE(stream_object, state->stream_type) && stream_object != Py_None) {
         uintptr_t handle;
-        if (arg_address(stream_object, "stream", &handle) < 0) {
+        int found = PyLong_Check(stream_object)
+                        ? arg_address(stream_object, "stream", &handle)
+                        : stream_handle_of_argument(state, stream_object, &handle);
+        if (found < 0) {
             return NULL;
         }
         status = nrm_record_use_on_handle(ptr, handle);
