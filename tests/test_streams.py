@@ -158,6 +158,58 @@ def test_names_that_others_have_too(module: str, attributes: dict[str, object]) 
         Stream(stream_of(module, **attributes))  # type: ignore[arg-type]
 
 
+def handle_of(theirs: object) -> int:
+    return Stream(theirs).handle  # type: ignore[arg-type]
+
+
+def test_a_type_that_was_met_is_asked_for_the_protocol_all_the_same() -> None:
+    theirs: Any = stream_of("cupy.cuda.stream", ptr=0x1230)
+    assert [handle_of(theirs) for _ in range(3)] == [0x1230] * 3
+    type(theirs).__cuda_stream__ = lambda _: (0, 0x1240)
+    assert handle_of(theirs) == 0x1240
+    del type(theirs).__cuda_stream__
+    assert handle_of(theirs) == 0x1230
+    theirs.__cuda_stream__ = lambda: (0, 0x1250)
+    assert handle_of(theirs) == 0x1250
+
+
+def test_a_type_that_was_met_may_change_its_library() -> None:
+    theirs: Any = stream_of("cupy.cuda.stream", ptr=0x1230, cuda_stream=0x1240)
+    assert [handle_of(theirs) for _ in range(3)] == [0x1230] * 3
+    base = type(theirs).__bases__[0]
+    base.__module__ = "torch.cuda.streams"
+    assert [handle_of(theirs) for _ in range(3)] == [0x1240] * 3
+    base.__module__ = "other"
+    with pytest.raises(TypeError, match="obj must be a handle"):
+        handle_of(theirs)
+
+
+def test_an_object_of_a_met_type_without_its_handle() -> None:
+    theirs: Any = stream_of("cupy.cuda.stream", ptr=0x1230)
+    assert handle_of(theirs) == 0x1230
+    del theirs.ptr
+    with pytest.raises(TypeError, match="obj must be a handle"):
+        handle_of(theirs)
+
+
+def test_more_types_than_are_remembered() -> None:
+    many = [stream_of("cupy", ptr=0x1000 + i) for i in range(20)]
+    for _ in range(3):
+        assert [handle_of(theirs) for theirs in many] == [0x1000 + i for i in range(20)]
+
+
+def test_streams_that_died_leave_their_memory_to_others() -> None:
+    for _ in range(3):
+        some = [Stream(0x1000 + i) for i in range(20)]
+        assert [stream.handle for stream in some] == [0x1000 + i for i in range(20)]
+        assert len({id(stream) for stream in some}) == 20
+        closed = some.pop()
+        closed.close()
+        del some
+        with pytest.raises(numpy_rmm.CudaError, match="closed"):
+            closed.handle  # noqa: B018
+
+
 # ---- new ones ------------------------------------------------------------------------
 
 

@@ -3,6 +3,10 @@
  *
  * `stream` tells a consumer what to wait for, and most of them wait on the host, so it is None
  * unless something of ours is known to run. 0 is not allowed there: the legacy stream is 1.
+ *
+ * Such a dict is asked for with each call of another library, read and dropped. To make it, or
+ * to copy it, takes several times as long as to see that it is as it was. (Interpreters from
+ * 3.14 on have no number for that, and each entry is looked at.)
  */
 #include "python/array_interface.h"
 
@@ -37,6 +41,117 @@ array_interface_make(const void *ptr, PyObject *shape, PyObject *strides,
         Py_CLEAR(dict);
     }
     return dict;
+}
+
+/* ---- kept ---- */
+
+#ifndef Py_GIL_DISABLED
+
+static bool
+has_entries(PyObject *dict, PyObject *entries)
+{
+    PyObject *key, *value;
+    Py_ssize_t position = 0, i = 0;
+    if (PyDict_GET_SIZE(dict) * 2 != PyTuple_GET_SIZE(entries)) {
+        return false;
+    }
+    while (PyDict_Next(dict, &position, &key, &value)) {
+        if (PyTuple_GET_ITEM(entries, i) != key ||
+            PyTuple_GET_ITEM(entries, i + 1) != value) {
+            return false;
+        }
+        i += 2;
+    }
+    return true;
+}
+
+static bool
+is_untouched(const struct array_interface *self)
+{
+    return self->version != 0 ? self->version == compat_dict_version(self->dict)
+                              : has_entries(self->dict, self->entries);
+}
+
+static PyObject *
+dict_of(PyObject *entries)
+{
+    PyObject *dict = PyDict_New();
+    for (Py_ssize_t i = 0; dict != NULL && i < PyTuple_GET_SIZE(entries); i += 2) {
+        if (PyDict_SetItem(dict, PyTuple_GET_ITEM(entries, i),
+                           PyTuple_GET_ITEM(entries, i + 1)) < 0) {
+            Py_CLEAR(dict);
+        }
+    }
+    return dict;
+}
+
+static PyObject *
+entries_of(PyObject *dict)
+{
+    PyObject *key, *value;
+    Py_ssize_t position = 0, i = 0;
+    PyObject *entries = PyTuple_New(PyDict_GET_SIZE(dict) * 2);
+    while (entries != NULL && PyDict_Next(dict, &position, &key, &value)) {
+        PyTuple_SET_ITEM(entries, i++, Py_NewRef(key));
+        PyTuple_SET_ITEM(entries, i++, Py_NewRef(value));
+    }
+    return entries;
+}
+
+PyObject *
+array_interface_again(struct array_interface *self)
+{
+    if (self->entries == NULL) {
+        return NULL;
+    }
+    if (self->dict == NULL || Py_REFCNT(self->dict) != 1 || !is_untouched(self)) {
+        PyObject *dict = dict_of(self->entries);
+        if (dict == NULL) {
+            PyErr_Clear();
+            return NULL;
+        }
+        Py_XSETREF(self->dict, dict);
+        self->version = compat_dict_version(dict);
+    }
+    return Py_NewRef(self->dict);
+}
+
+PyObject *
+array_interface_keep(struct array_interface *self, PyObject *dict)
+{
+    PyObject *entries = dict != NULL ? entries_of(dict) : NULL;
+    if (entries != NULL) {
+        Py_XSETREF(self->entries, entries);
+        Py_XSETREF(self->dict, Py_NewRef(dict));
+        self->version = compat_dict_version(dict);
+    }
+    else if (dict != NULL) {
+        PyErr_Clear(); /* the next one is made anew */
+    }
+    return dict;
+}
+
+#else /* what is kept would be for one thread at a time */
+
+PyObject *
+array_interface_again(struct array_interface *Py_UNUSED(self))
+{
+    return NULL;
+}
+
+PyObject *
+array_interface_keep(struct array_interface *Py_UNUSED(self), PyObject *dict)
+{
+    return dict;
+}
+
+#endif
+
+void
+array_interface_forget(struct array_interface *self)
+{
+    Py_CLEAR(self->dict);
+    Py_CLEAR(self->entries);
 }
 
 /* ---- of others ---- */

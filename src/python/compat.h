@@ -73,6 +73,21 @@ compat_dict_set_default(PyObject *dict, PyObject *key, PyObject *value)
 #endif
 }
 
+/* A number that changes with each change of `dict`; 0: this interpreter has none. */
+static inline uint64_t
+compat_dict_version(PyObject *dict)
+{
+#if PY_VERSION_HEX < 0x030e0000
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+    return ((PyDictObject *)dict)->ma_version_tag; /* PEP 509 */
+#pragma GCC diagnostic pop
+#else
+    (void)dict;
+    return 0;
+#endif
+}
+
 /* The exception that is pending, put aside; NULL: none. */
 static inline PyObject *
 compat_take_error(void)

@@ -234,7 +234,8 @@ array_traverse(PyObject *object, visitproc visit, void *arg)
     struct device_array *self = device_array_from(object);
     Py_VISIT(Py_TYPE(object));
     Py_VISIT(self->base);
-    Py_VISIT(self->interface);
+    Py_VISIT(self->interface.dict);
+    Py_VISIT(self->interface.entries);
     Py_VISIT(atomic_load(&self->numba_type));
     return 0;
 }
@@ -242,7 +243,7 @@ array_traverse(PyObject *object, visitproc visit, void *arg)
 static int
 array_clear(PyObject *object)
 {
-    Py_CLEAR(device_array_from(object)->interface);
+    array_interface_forget(&device_array_from(object)->interface);
     return 0;
 }
 
@@ -258,7 +259,7 @@ array_dealloc(PyObject *object)
     Py_XDECREF(atomic_load(&self->numba_type));
     PyMem_RawFree(atomic_load(&self->item_strides));
     Py_XDECREF(self->view);
-    Py_XDECREF(self->interface);
+    array_interface_forget(&self->interface);
     if (self->base != NULL) {
         atomic_fetch_sub(&device_buffer_from(self->base)->n_exports, 1);
         Py_DECREF(self->base);

@@ -13,8 +13,7 @@ struct device_array {
     PyObject
         *view; /* a NumPy array of that shape at the device's address, never read */
     PyObject *base; /* the DeviceBuffer, of whose exports it is one */
-    PyObject
-        *interface; /* what __cuda_array_interface__ gives; NULL: made when asked for */
+    struct array_interface interface;
     _Atomic(PyObject *) numba_type;  /* owned; NULL: not asked for yet */
     _Atomic(int64_t *) item_strides; /* for DLPack; NULL: made when asked for */
     PyObject *weakrefs;

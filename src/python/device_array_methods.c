@@ -341,10 +341,13 @@ interface_get(PyObject *object, void *Py_UNUSED(closure))
     if (device_buffer_is_pending(buffer_of(object))) {
         return make_interface(object, buffer_of(object)->memory.stream);
     }
-    if (self->interface == NULL) {
-        self->interface = make_interface(object, NULL);
+    PyObject *kept = array_interface_again(&self->interface);
+    if (kept != NULL) {
+        return kept;
     }
-    return Py_XNewRef(self->interface);
+    PyObject *dict = make_interface(object, NULL);
+    bool has_list = PyDataType_HASFIELDS(PyArray_DESCR(view_of(object)));
+    return has_list ? dict : array_interface_keep(&self->interface, dict);
 }
 
 int

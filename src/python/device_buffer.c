@@ -170,7 +170,8 @@ buffer_traverse(PyObject *object, visitproc visit, void *arg)
 {
     struct device_buffer *self = device_buffer_from(object);
     Py_VISIT(Py_TYPE(object));
-    Py_VISIT(self->interface);
+    Py_VISIT(self->interface.dict);
+    Py_VISIT(self->interface.entries);
     Py_VISIT(self->pending);
     return device_memory_traverse(&self->memory, visit, arg);
 }
@@ -178,7 +179,7 @@ buffer_traverse(PyObject *object, visitproc visit, void *arg)
 static int
 buffer_clear(PyObject *object)
 {
-    Py_CLEAR(device_buffer_from(object)->interface);
+    array_interface_forget(&device_buffer_from(object)->interface);
     return 0;
 }
 
@@ -192,7 +193,7 @@ buffer_dealloc(PyObject *object)
         PyObject_ClearWeakRefs(object);
     }
     device_memory_finish(&self->memory);
-    Py_XDECREF(self->interface);
+    array_interface_forget(&self->interface);
     Py_XDECREF(self->pending);
     if (!keep_spare(type, object)) {
         type->tp_free(object);
@@ -205,7 +206,7 @@ buffer_dealloc(PyObject *object)
 void
 device_buffer_changed(struct device_buffer *self)
 {
-    Py_CLEAR(self->interface);
+    array_interface_forget(&self->interface);
 }
 
 void

@@ -6,6 +6,7 @@
 
 #include <stdatomic.h>
 
+#include "python/array_interface.h"
 #include "python/device_memory.h"
 #include "python/dlpack.h"
 #include "python/state.h"
@@ -14,8 +15,7 @@ struct device_buffer {
     PyObject ob_base; /* as PyObject_HEAD */
     struct device_memory memory;
     size_t nbytes; /* at most memory.nbytes */
-    PyObject
-        *interface; /* what __cuda_array_interface__ gives; NULL: made when asked for */
+    struct array_interface interface;
     PyObject *pending; /* of the last copy that was not waited for; NULL: none runs */
     atomic_size_t n_exports; /* DLPack tensors that stand for its address */
     bool is_changing;        /* a thread gives it another size or stream */

@@ -66,13 +66,15 @@ make_interface(struct module_state *state, struct device_buffer *self,
     return dict;
 }
 
-/* Made once; while a copy runs another one, which names the stream. */
+/* While a copy runs another one, which names the stream. */
 static PyObject *
 interface_get(PyObject *object, void *Py_UNUSED(closure))
 {
     struct device_buffer *self = device_buffer_from(object);
-    if (self->pending == NULL && self->interface != NULL) {
-        return Py_NewRef(self->interface);
+    PyObject *kept = self->pending == NULL ? array_interface_again(&self->interface)
+                                           : NULL;
+    if (kept != NULL) {
+        return kept;
     }
     struct module_state *state = type_state(Py_TYPE(object));
     if (state == NULL) {
@@ -81,10 +83,7 @@ interface_get(PyObject *object, void *Py_UNUSED(closure))
     if (device_buffer_is_pending(self)) {
         return make_interface(state, self, self->memory.stream);
     }
-    if (self->interface == NULL) {
-        self->interface = make_interface(state, self, NULL);
-    }
-    return Py_XNewRef(self->interface);
+    return array_interface_keep(&self->interface, make_interface(state, self, NULL));
 }
 
 int
@@ -383,8 +382,9 @@ PyGetSetDef device_buffer_getset[] = {
      PyDoc_STR("The Stream that the memory belongs to, and goes back behind."), NULL},
     {"mr", mr_get, NULL, PyDoc_STR("The MemoryResource that the memory is of."), NULL},
     {"__cuda_array_interface__", interface_get, NULL,
-     PyDoc_STR("Version 3, of unsigned bytes. One dict is made and handed out: do not\n"
-               "change it. ``stream`` is None unless a copy of ours runs."),
+     PyDoc_STR(
+         "Version 3, of unsigned bytes: a dict of the caller's own. ``stream`` is\n"
+         "None unless a copy of ours runs."),
      NULL},
     {"_numba_type_", numba_type_of_buffer, NULL,
      PyDoc_STR("The type of an array of bytes, where Numba is loaded."), NULL},
