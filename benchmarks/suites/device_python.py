@@ -4,21 +4,26 @@ Every figure is of a loop in one process, as ``timeit`` has it, so a few nanosec
 each are the loop's. The bare way of a peer is measured beside its usual one. Streams
 are compared with the driver's two calls through ctypes, which takes a few hundred
 nanoseconds of its own.
+
+A process measures all cases of one library, as to start it takes far longer than that:
+a second or more, until there is a context. Libraries take turns, and where there is no
+time for all of them ours is measured alone.
 """
 
 from __future__ import annotations
 
 import ctypes
+import time
 import timeit
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from _bench import KIB, MIB
 from _gpu import OURS, Machine, simulated
 from _gpu_suite import CSuite, Suite, c_table
-from _progress import CannotRun
-from _suite import Measured, Run, Settings, Table, reason
+from _progress import CannotRun, Failed, OutOfTime, turns
+from _suite import Case, Measured, Run, Settings, Table, reason
 
 __all__ = ["CASES", "PEERS", "run", "timed"]
 
@@ -26,6 +31,7 @@ PEERS = ("cupy", "torch", "rmm", "librmm")
 CASES = ("buffer", "pair", "interface", "current", "stream", "wrap", "c_current")
 NBYTES = 64 * KIB
 BATCH = 1000
+BUDGET_S = 0.1  # of a way in a turn
 DRIVER = "cuStreamCreate"
 ALONE = "__cuda_stream__ alone"  # what the other library's part of a wrap takes
 ARENA = "rmm arena"
@@ -253,37 +259,102 @@ TITLES = {
 }
 
 
-def timed(case: str, way: str, n_samples: int) -> Measured:
+def timed_one(case: str, way: str, n_samples: int) -> Measured:
     """Nanoseconds, each of a batch."""
     try:
         statement, names = WAYS[case][way](Machine())
         timer = timeit.Timer(statement, globals=names)
         timer.timeit(BATCH // 10)  # the first ones get the memory
-        samples = [timer.timeit(BATCH) / BATCH * 1e9 for _ in range(n_samples)]
+        end = time.perf_counter() + BUDGET_S
+        samples: list[float] = []
+        while len(samples) < min(n_samples, 10) or (
+            len(samples) < n_samples and time.perf_counter() < end
+        ):
+            samples.append(timer.timeit(BATCH) / BATCH * 1e9)
     except Exception as error:  # noqa: BLE001, whatever a foreign library raises
         return {"error": reason(error)}
     return {"samples": samples, "extra": {"least": min(samples)}}
 
 
-def is_here(way: str, peers: dict[str, str]) -> bool:
+def timed(pairs: Sequence[tuple[str, str]], n_samples: int) -> list[Measured]:
+    """Ways of cases, one after the other."""
+    return [timed_one(case, way, n_samples) for case, way in pairs]
+
+
+def library_of(way: str) -> str:
+    """Whose process a way is measured in."""
     word = way.partition(" ")[0].removesuffix("'s")
-    return way in (DRIVER, ALONE) or word == OURS or word in peers
+    return OURS if way in (DRIVER, ALONE) else word
 
 
-def python_table(run: Run, case: str) -> Table:
-    settings = run.settings
+def is_here(way: str, settings: Settings) -> bool:
+    if way == DRIVER:
+        return not simulated()
+    return library_of(way) == OURS or library_of(way) in settings.peers
+
+
+class Measurement:
+    """All cases that are wanted, measured when the first one is asked for."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.pairs: dict[str, list[tuple[str, str]]] = {}
+        for case, ways in WAYS.items():
+            for way in ways:
+                if settings.wants(case) and is_here(way, settings):
+                    self.pairs.setdefault(library_of(way), []).append((case, way))
+        self.rounds: dict[str, list[list[Measured]]] = {}
+        self.left_out: list[str] = []
+        self.error: OutOfTime | Failed | None = None
+
+    def run(self, libraries: Sequence[str]) -> dict[str, list[list[Measured]]]:
+        settings = self.settings
+        n_samples = 2 if settings.quick else 100
+        works = {
+            library: partial(
+                *(settings.new_process, "device_python", "timed"),
+                *(self.pairs[library], n_samples),
+            )
+            for library in libraries
+        }
+        return turns(works, 3 if settings.brief else settings.rounds, settings.clock)
+
+    def ensure(self) -> None:
+        if self.rounds or self.error:
+            return
+        try:
+            try:
+                self.rounds = self.run(list(self.pairs))
+            except OutOfTime:
+                others = [library for library in self.pairs if library != OURS]
+                if not others:
+                    raise
+                self.rounds = self.run([OURS])
+                self.left_out = others
+        except (OutOfTime, Failed) as error:
+            self.error = error
+
+    def case(self, name: str) -> Case:
+        self.ensure()
+        if self.error:
+            raise self.error
+        ways = {
+            way: [found[i] for found in rounds]
+            for library, rounds in self.rounds.items()
+            for i, (case, way) in enumerate(self.pairs[library])
+            if case == name
+        }
+        return Case.of(name, {way: ways[way] for way in WAYS[name] if way in ways})
+
+
+def python_table(run: Run, case: str, measurement: Measurement) -> Table:
     baseline = DRIVER if case == "stream" and not simulated() else OURS
     table = run.table(case, f"{TITLES[case]}, from Python", "ns", baseline)
-    n_samples = 2 if settings.quick else 100
-    rounds = {
-        way: partial(
-            settings.new_process, "device_python", "timed", case, way, n_samples
-        )
-        for way in WAYS[case]
-        if is_here(way, settings.peers) and not (way == DRIVER and simulated())
-    }
-    n_rounds = 3 if settings.brief else 0
-    table.measure(case, partial(settings.in_turns, case, rounds, n_rounds))
+    table.measure(case, partial(measurement.case, case))
+    here = set(map(library_of, WAYS[case]))
+    left_out = [name for name in measurement.left_out if name in here]
+    if left_out:
+        table.notes.append(f"No time was left for {', '.join(left_out)}.")
     return table
 
 
@@ -304,14 +375,19 @@ def c_current(run: Run) -> Table:
 def require_gpu(settings: Settings) -> None:
     key = "device_python"
     if key not in settings.works:
-        found = settings.new_process("device_python", "timed", "buffer", OURS, 1)
-        settings.works[key] = found.get("error", "works")
+        found = settings.new_process("device_python", "timed", [("buffer", OURS)], 1)
+        settings.works[key] = found[0].get("error", "works")
     if settings.works[key] != "works":
         raise CannotRun(f"this suite needs a GPU: {settings.works[key]}")
 
 
 def run(run: Run) -> None:
     require_gpu(run.settings)
+    measurement = Measurement(run.settings)
     for case in CASES:
         if run.settings.wants(case):
-            run.done(c_current(run) if case == "c_current" else python_table(run, case))
+            run.done(
+                c_current(run)
+                if case == "c_current"
+                else python_table(run, case, measurement)
+            )

@@ -1,6 +1,6 @@
 /* What tests/test_instructions.py counts the instructions of: pairs of an allocation and a
-   free, after a few of them to warm up. One function a case, each called once from main.
-   Memory of the driver is that of the simulated one.
+   free, after a few of them to warm up, and a few other calls. One function a case, each
+   called once from main. Memory of the driver is that of the simulated one.
 
        pairs N        does N pairs of every case */
 #include <stdio.h>
@@ -12,7 +12,9 @@
 #include "cuda/driver.h"
 #include "nrm/adaptors.h"
 #include "nrm/pools.h"
+#include "nrm/registry.h"
 #include "nrm/stream.h"
+#include "nrm/uses.h"
 
 #define N_WARM 100
 
@@ -61,11 +63,14 @@ zeroed_64_B(nrm_resource *mr, long n)
     }
 }
 
+CASE(pool_0_B, 0, 64)
 CASE(pool_64_B, 64, 64)
 CASE(pool_4_KiB, 4 * NRM__KIB, 64)
 CASE(pool_64_KiB, 64 * NRM__KIB, 64)
 CASE(pool_1_MiB, NRM__MIB, 64)
 CASE(pool_4_MiB, 4 * NRM__MIB, 64)
+CASE(aligned_64_B, 64, 4096)
+CASE(aligned_64_KiB, 64 * NRM__KIB, 4096)
 CASE(route_64_B, 64, 64)
 CASE(route_64_KiB, 64 * NRM__KIB, 64)
 CASE(scoped_64_B, 64, 64)
@@ -220,11 +225,14 @@ count_host(long n)
     require(nrm_host_create(NULL, &host));
     nrm_resource *pool = pool_over(host, NRM_REUSE_DEFAULT);
     nrm_resource *route = make_route(pool), *adaptors = make_adaptors(pool);
+    RUN(pool_0_B, pool, NULL);
     RUN(pool_64_B, pool, NULL);
     RUN(pool_4_KiB, pool, NULL);
     RUN(pool_64_KiB, pool, NULL);
     RUN(pool_1_MiB, pool, NULL);
     RUN(pool_4_MiB, pool, NULL);
+    RUN(aligned_64_B, pool, NULL);
+    RUN(aligned_64_KiB, pool, NULL);
     RUN(route_64_B, route, NULL);
     RUN(route_64_KiB, route, NULL);
     zeroed_64_B(route, n);
@@ -249,6 +257,77 @@ wrap_handle(void)
     nrm__cuda_leave(&scope);
     require(nrm_stream_wrap((uintptr_t)handle, NULL, NULL, &stream));
     return stream;
+}
+
+/* Looked up, and let go. */
+__attribute__((noinline, noclone)) static void
+current_of_device(long n)
+{
+    for (long i = 0; i < n; i++) {
+        nrm_resource *mr = NULL;
+        require(nrm_get_per_device_resource(0, &mr));
+        nrm_resource_release(mr);
+    }
+}
+
+__attribute__((noinline, noclone)) static void
+current(long n)
+{
+    for (long i = 0; i < n; i++) {
+        nrm_resource *mr = NULL;
+        require(nrm_get_current_device_resource(&mr));
+        nrm_resource_release(mr);
+    }
+}
+
+/* An object for somebody else's stream, made and let go. */
+__attribute__((noinline, noclone)) static void
+wrap(long n)
+{
+    for (long i = 0; i < n; i++) {
+        nrm_stream *stream = NULL;
+        require(nrm_stream_wrap(0x1000, NULL, NULL, &stream));
+        nrm_stream_release(stream);
+    }
+}
+
+__attribute__((noinline, noclone)) static void
+use(void *ptr, nrm_stream *stream, long n)
+{
+    for (long i = 0; i < n; i++) {
+        require(nrm_record_use(ptr, stream));
+    }
+}
+
+__attribute__((noinline, noclone)) static void
+use_handle(void *ptr, uintptr_t handle, long n)
+{
+    for (long i = 0; i < n; i++) {
+        require(nrm_record_use_on_handle(ptr, handle));
+    }
+}
+
+static void
+count_uses(nrm_resource *pinned_pool, nrm_stream *owned, uintptr_t handle, long n)
+{
+    void *ptr = NULL;
+    require(nrm_resource_allocate(pinned_pool, 64 * NRM__KIB, 0, NULL, &ptr));
+    require(nrm_record_use(ptr, owned)); /* it is asked about once */
+    use(ptr, owned, n);
+    use_handle(ptr, handle, n);
+    require(nrm_resource_deallocate(pinned_pool, ptr, 64 * NRM__KIB, NULL));
+}
+
+static void
+count_calls(nrm_resource *ordered, nrm_resource *parking, nrm_stream *owned,
+            nrm_stream *bare, long n)
+{
+    count_uses(parking, owned, nrm_stream_handle(bare), n);
+    require(nrm_set_per_device_resource(0, ordered));
+    current_of_device(n);
+    current(n);
+    require(nrm_set_per_device_resource(0, NULL));
+    wrap(n);
 }
 
 static void
@@ -278,6 +357,7 @@ count_driver(long n)
     RUN(routed_64_KiB, route, NULL);
     RUN(routed_1_MiB, route, NULL);
     nrm_resource_release(route);
+    count_calls(ordered, parking, owned, bare, n);
     nrm_stream_release(bare);
     nrm_stream_release(owned);
     nrm_resource_release(fixed);
