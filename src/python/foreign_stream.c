@@ -154,6 +154,9 @@ recall_library(struct module_state *state, PyTypeObject *type)
             return &libraries[met->library];
         }
     }
+#else
+    (void)state;
+    (void)type;
 #endif
     return NULL;
 }
@@ -171,6 +174,10 @@ remember_library(struct module_state *state, PyTypeObject *type,
                                   .version = type->tp_version_tag,
                                   .library = (int)(library - libraries)};
     }
+#else
+    (void)state;
+    (void)type;
+    (void)library;
 #endif
 }
 
