@@ -153,6 +153,8 @@ TARGETS = (
     Target("Stream() made and dropped", "device_python/stream", ".*", GPU, 1.2,
            ("cuStreamCreate",)),
     Target("foreign stream wrapped, ns", "device_python/wrap", ".*", GPU, 100),
+    Target("log, statistics and limit add, ns", "device_python/c_stack", ".*",
+           (*GPU, "numpy_rmm host"), 40),
     # RMM's benchmarks
     Target("random_allocations 100,000 × ≤ 4 MiB, ms", "device/c_random",
            "100,000 × ≤ 4 MiB", GPU, 27),

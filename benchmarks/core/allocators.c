@@ -154,6 +154,24 @@ add_adaptors(nrm_resource **mr)
     return status;
 }
 
+nrm_resource *
+allocator_stack(struct allocator *self)
+{
+    nrm_logging_options options = NRM_OPTIONS(nrm_logging_options);
+    nrm_resource *counted = self->mr, *logged = NULL;
+    options.path = "/dev/null";
+    nrm_resource_retain(counted);
+    nrm_status status = add_adaptors(&counted);
+    if (status == NRM_OK) {
+        status = nrm_logging_create(counted, &options, &logged);
+    }
+    if (status != NRM_OK) {
+        fail("a log over statistics over a limit: %s", nrm_last_error()->message);
+    }
+    nrm_resource_release(counted);
+    return logged;
+}
+
 static void
 open_ours(struct allocator *self, const char *name)
 {

@@ -42,6 +42,10 @@ void allocator_trim(struct allocator *self);
 /* Bytes taken from upstream and, of those, still in use by a GPU; 0 where not known. */
 uint64_t allocator_reserved(struct allocator *self);
 
+/* A log, which is thrown away, over statistics over a limit over a resource of ours; a
+   reference. */
+nrm_resource *allocator_stack(struct allocator *self);
+
 /* One that cannot fail: the program ends with what went wrong. */
 void *allocate(struct allocator *self, size_t nbytes, size_t stream);
 
@@ -122,6 +126,7 @@ void run_park(struct allocator *a);
 void run_idle_pair(struct allocator *a);
 void run_copy_loop(struct allocator *a);
 void run_current(struct allocator *a);
+void run_stack(struct allocator *a);
 void write_trace(void);
 
 #endif

@@ -6,6 +6,7 @@
  */
 #include "bench.h"
 #include "driver.h"
+#include "nrm/adaptors.h"
 #include "nrm/registry.h"
 
 #define BATCH 1000
@@ -273,4 +274,41 @@ run_current(struct allocator *a)
             sample((double)(end - start) / BATCH);
         }
     }
+}
+
+static double
+time_pairs(struct allocator *a, nrm_resource *mr, size_t nbytes, size_t n_pairs)
+{
+    a->mr = mr;
+    uint64_t start = now_ns();
+    for (size_t i = 0; i < n_pairs; i++) {
+        void *ptr = allocate(a, nbytes, 0);
+        touch(a, ptr);
+        a->deallocate(a, ptr, nbytes, 0);
+    }
+    return (double)(now_ns() - start) / (double)n_pairs;
+}
+
+/* What a log over statistics over a limit adds to a pair: both are measured by turns. The
+   rows of so few pairs have room where they are noted, and are written when the clock
+   stands. */
+void
+run_stack(struct allocator *a)
+{
+    size_t nbytes = parameter("size", 64), n_samples = parameter("samples", 200);
+    size_t n_pairs = parameter("batch", 500);
+    nrm_resource *plain = a->mr, *stack = allocator_stack(a);
+    for (size_t i = 0; i < n_samples + 10; i++) {
+        double without = time_pairs(a, plain, nbytes, n_pairs);
+        double with = time_pairs(a, stack, nbytes, n_pairs);
+        if (nrm_logging_flush(stack) != NRM_OK) {
+            fail("the log: %s", nrm_last_error()->message);
+        }
+        if (i >= 10) {
+            sample(with - without);
+            extra("pair_ns", without);
+        }
+    }
+    a->mr = plain;
+    nrm_resource_release(stack);
 }

@@ -37,6 +37,7 @@ static const struct {
     {"idle_pair", run_idle_pair},
     {"copy_loop", run_copy_loop},
     {"current", run_current},
+    {"stack", run_stack},
 };
 #define N_WORKLOADS (sizeof workloads / sizeof *workloads)
 

@@ -19,16 +19,17 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from _bench import KIB, MIB
+from _bench import KIB, MIB, size
 from _gpu import OURS, Machine, simulated
-from _gpu_suite import CSuite, Suite, c_table
+from _gpu_suite import CSuite, Suite, Ways, c_table
 from _progress import CannotRun, Failed, OutOfTime, turns
 from _suite import Case, Measured, Run, Settings, Table, reason
 
 __all__ = ["CASES", "PEERS", "run", "timed"]
 
 PEERS = ("cupy", "torch", "rmm", "librmm")
-CASES = ("buffer", "pair", "interface", "current", "stream", "wrap", "c_current")
+C_CASES = ("c_current", "c_stack")
+CASES = ("buffer", "pair", "interface", "current", "stream", "wrap", *C_CASES)
 NBYTES = 64 * KIB
 BATCH = 1000
 BUDGET_S = 0.1  # of a way in a turn
@@ -372,6 +373,20 @@ def c_current(run: Run) -> Table:
     return c_table(suite, "c_current", title, "ns", {OURS: ("device", {})}, fill)
 
 
+def c_stack(run: Run) -> Table:
+    """The difference of a pair with them and one without, measured by turns."""
+
+    def fill(c: CSuite, table: Table) -> None:
+        for nbytes in (256, NBYTES):
+            parameters = {"samples": run.settings.pick(3, 200), "size": nbytes}
+            c.row(table, size(nbytes), "stack", parameters)
+
+    suite = Suite("device", run)
+    title = "What a log over statistics over a limit adds to a pair"
+    ways: Ways = {OURS: ("device", {"streams": 1}), f"{OURS} host": ("host", {})}
+    return c_table(suite, "c_stack", title, "ns", ways, fill)
+
+
 def require_gpu(settings: Settings) -> None:
     key = "device_python"
     if key not in settings.works:
@@ -386,8 +401,7 @@ def run(run: Run) -> None:
     measurement = Measurement(run.settings)
     for case in CASES:
         if run.settings.wants(case):
+            make = {"c_current": c_current, "c_stack": c_stack}.get(case)
             run.done(
-                c_current(run)
-                if case == "c_current"
-                else python_table(run, case, measurement)
+                make(run) if make is not None else python_table(run, case, measurement)
             )
