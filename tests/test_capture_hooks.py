@@ -203,12 +203,13 @@ class Program:
             return np.full(NBYTES, value, np.uint8)
 
     def hands_out(self, address: int) -> bool:
-        """Among a few arrays; the end of a graph is told a little later."""
-        for _ in range(100):
-            arrays = [self.new(1) for _ in range(12)]
+        """Among more arrays than a thread has parked; the end of a graph is told a little
+        later."""
+        for _ in range(20):
+            arrays = [self.new(1) for _ in range(40)]
             if address in [array.ctypes.data for array in arrays]:
                 return True
-            time.sleep(0.01)
+            time.sleep(0.02)
         return False
 
     def copy(self, array: np.ndarray, stream: int) -> None:
