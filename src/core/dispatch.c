@@ -300,11 +300,21 @@ nrm__deallocate_later(nrm_resource *mr, const struct nrm__block *block)
     }
 }
 
+nrm_status
+nrm__take(nrm_resource *upstream, const struct nrm__request *request,
+          struct nrm__block *out)
+{
+    NRM_TRY(nrm__allocate(upstream, request, out));
+    atomic_fetch_add_explicit(&out->owner->n_held, 1, memory_order_relaxed);
+    return NRM_OK;
+}
+
 void
 nrm__give_back(nrm_resource *upstream, struct nrm__block *block, bool later)
 {
     bool claimed = nrm__block_map_claim(block);
     NRM_ASSERT(claimed);
+    atomic_fetch_sub_explicit(&block->owner->n_held, 1, memory_order_relaxed);
     bool plain_source = block->owner == upstream && upstream->upstream == NULL &&
                         !is_retired_by_owner(upstream) &&
                         !(upstream->ops->flags & NRM__OPS_OVERLAY) &&

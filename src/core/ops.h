@@ -204,6 +204,12 @@ nrm__raise_peak(atomic_int_least64_t *peak, int64_t value)
         ;
 }
 
+/* One resource that holds another one, in the list of that: core/enclosed.h. */
+struct nrm__drawer {
+    struct nrm__link link;
+    nrm_resource *by;
+};
+
 /* The first line is read by every thread all the time; what threads write to while others
    read there stands in lines of its own. */
 struct nrm_resource {
@@ -220,6 +226,10 @@ struct nrm_resource {
     _Alignas(64) atomic_uint_least64_t refcount;
     struct nrm__counters counters;
     _Alignas(64) struct nrm__link all; /* in the list of live resources */
+    struct nrm__link drawers;          /* who holds it, of resources */
+    struct nrm__drawer drawer;         /* of its upstream */
+    atomic_uint n_objects;             /* references of objects: core/enclosed.h */
+    atomic_size_t n_held;              /* live blocks of resources and objects */
     atomic_int naming; /* 0: no name, 1: being written, 2: `name` holds */
     char name[65];     /* in the registry when it was first bound */
 };
@@ -274,6 +284,10 @@ void nrm__deallocate(nrm_resource *mr, const struct nrm__block *block,
 /* The same for a host block that a GPU may still read: it goes back when its epoch is
    done. */
 void nrm__deallocate_later(nrm_resource *mr, const struct nrm__block *block);
+
+/* What a resource takes of its upstream for itself: a segment. */
+nrm_status nrm__take(nrm_resource *upstream, const struct nrm__request *request,
+                     struct nrm__block *out);
 
 /* Claims and gives back a block that a resource holds of its upstream: a segment. With
    `later` nothing is unmapped here and now: a dying pool may be dying inside an array's

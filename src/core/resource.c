@@ -17,6 +17,7 @@
 #include "base/error.h"
 #include "base/lock.h"
 #include "core/cache.h"
+#include "core/enclosed.h"
 #include "core/nodes.h"
 #include "os/fork.h"
 
@@ -43,6 +44,8 @@ nrm__resource_create(const struct nrm__ops *ops, nrm_kind kind, nrm_resource *up
     mr->upstream = upstream;
     static atomic_uint n_fronts;
     nrm__list_init(&mr->all);
+    nrm__list_init(&mr->drawers);
+    nrm__list_init(&mr->drawer.link);
     if (ops->front != NULL) {
         unsigned number = atomic_fetch_add_explicit(&n_fronts, 1, memory_order_relaxed);
         mr->slot = nrm__cache_offset_of(ops, number);
@@ -51,6 +54,7 @@ nrm__resource_create(const struct nrm__ops *ops, nrm_kind kind, nrm_resource *up
     atomic_init(&mr->device, NRM_DEVICE_NONE);
     if (upstream != NULL) {
         nrm_resource_retain(upstream);
+        nrm__drawer_add(&mr->drawer, mr, upstream);
         mr->flags |= upstream->flags & NRM__OPS_USER_CODE;
         atomic_init(&mr->device, nrm_resource_device(upstream));
     }
@@ -70,6 +74,7 @@ void
 nrm__resource_abandon(nrm_resource *mr)
 {
     nrm_resource *upstream = mr->upstream;
+    nrm__drawer_remove(&mr->drawer);
     nrm__node_deallocate(mr, mr->struct_nbytes);
     nrm_resource_release(upstream);
 }
@@ -112,6 +117,7 @@ end(nrm_resource *mr)
 {
     nrm__lock_acquire(&resources_lock);
     nrm__list_remove(&mr->all);
+    nrm__list_remove(&mr->drawer.link);
     nrm__lock_release(&resources_lock);
     if (atomic_load(&mr->is_cached)) {
         nrm__cache_forget(mr);
@@ -200,6 +206,71 @@ nrm__resource_for_each(void (*visit)(nrm_resource *mr, void *context), void *con
     }
     nrm__lock_release(&resources_lock);
     nrm_resource_release(previous);
+}
+
+/* ---- who holds it ---- */
+
+void
+nrm__drawer_add(struct nrm__drawer *drawer, nrm_resource *by, nrm_resource *of)
+{
+    drawer->by = by;
+    nrm__lock_acquire(&resources_lock);
+    nrm__list_append(&of->drawers, &drawer->link);
+    nrm__lock_release(&resources_lock);
+}
+
+void
+nrm__drawer_remove(struct nrm__drawer *drawer)
+{
+    nrm__lock_acquire(&resources_lock);
+    nrm__list_remove(&drawer->link);
+    nrm__lock_release(&resources_lock);
+}
+
+bool
+nrm__resource_is_enclosed(nrm_resource *const *mr)
+{
+    nrm__lock_acquire(&resources_lock);
+    bool is_enclosed = *mr != NULL && atomic_load(&(*mr)->n_objects) == 1 &&
+                       nrm__is_enclosed_locked(*mr, 0);
+    nrm__lock_release(&resources_lock);
+    return is_enclosed;
+}
+
+bool
+nrm__resource_is_alone(nrm_resource *const *mr)
+{
+    nrm__lock_acquire(&resources_lock);
+    bool is_alone = *mr != NULL && atomic_load(&(*mr)->n_objects) == 1 &&
+                    atomic_load(&(*mr)->refcount) == 1;
+    nrm__lock_release(&resources_lock);
+    return is_alone;
+}
+
+nrm_resource *
+nrm__resource_in(nrm_resource *const *mr)
+{
+    nrm__lock_acquire(&resources_lock);
+    nrm_resource *found = *mr != NULL && nrm__resource_try_retain(*mr) ? *mr : NULL;
+    nrm__lock_release(&resources_lock);
+    return found;
+}
+
+void
+nrm__resource_forget(nrm_resource **mr)
+{
+    nrm__lock_acquire(&resources_lock);
+    *mr = NULL;
+    nrm__lock_release(&resources_lock);
+}
+
+bool
+nrm__resource_is_under(const nrm_resource *mr, const nrm_resource *other)
+{
+    nrm__lock_acquire(&resources_lock);
+    bool is_under = nrm__is_under_locked(mr, other, 0);
+    nrm__lock_release(&resources_lock);
+    return is_under;
 }
 
 /* ---- properties ---- */

@@ -18,6 +18,7 @@
 #include "base/bits.h"
 #include "base/error.h"
 #include "core/block_map.h"
+#include "core/enclosed.h"
 #include "core/hooks.h"
 #include "cuda/context.h"
 #include "cuda/error.h"
@@ -35,7 +36,8 @@ enum { FREE, LIVE, CLAIMED, PARKED, N_STATES };
 
 struct arena {
     nrm_resource base;
-    nrm_resource *pool; /* its upstream is ours; retained */
+    nrm_resource *pool;        /* its upstream is ours; retained */
+    struct nrm__drawer drawer; /* of the pool */
     size_t nbytes;
     size_t alignment; /* that every block of its size can have */
     bool dumps;
@@ -329,7 +331,11 @@ arena_check(nrm_resource *mr)
 static void
 arena_finish(nrm_resource *mr)
 {
-    nrm_resource_release(arena_from(mr)->pool);
+    struct arena *arena = arena_from(mr);
+    if (arena->pool != NULL) {
+        nrm__drawer_remove(&arena->drawer);
+    }
+    nrm_resource_release(arena->pool);
 }
 
 static const struct nrm__ops arena_ops = {
@@ -395,6 +401,7 @@ make_pool(struct arena *arena)
     options.segments = NRM_SEGMENTS_ALLOC; /* one block of the upstream */
     options.initial_nbytes = options.maximum_nbytes = arena->nbytes;
     NRM_TRY(nrm_pool_create(arena->base.upstream, &options, &arena->pool));
+    nrm__drawer_add(&arena->drawer, &arena->base, arena->pool);
     /* Nobody else knows the pool yet. It keeps its segment while nothing lives in it. */
     ((struct nrm__pool *)arena->pool)->idle_nbytes = SIZE_MAX;
     return NRM_OK;

@@ -15,6 +15,7 @@
 #include "base/bits.h"
 #include "base/error.h"
 #include "base/lock.h"
+#include "core/enclosed.h"
 #include "core/nodes.h"
 #include "core/ops.h"
 #include "nrm/pools.h"
@@ -28,10 +29,17 @@ struct table {
     struct nrm_bin bins[]; /* the smallest first; their resources are retained once */
 };
 
+/* That the resource of a bin is held: by its table, from the one on that it was added to. */
+struct held {
+    struct held *older;
+    struct nrm__drawer drawer;
+};
+
 struct binning {
     nrm_resource base;
     _Atomic(struct table *) table; /* NULL: no bins */
     struct nrm__lock lock;         /* of those who add */
+    _Atomic(struct held *) held;   /* one for each bin */
 };
 
 static const struct nrm__ops binning_ops;
@@ -196,10 +204,22 @@ binning_fork_child(nrm_resource *mr)
 }
 
 static void
+let_go(struct held *held)
+{
+    while (held != NULL) {
+        struct held *older = held->older;
+        nrm__drawer_remove(&held->drawer);
+        nrm__node_deallocate(held, sizeof *held);
+        held = older;
+    }
+}
+
+static void
 binning_finish(nrm_resource *mr)
 {
     struct binning *binning = binning_from(mr);
     struct table *table = atomic_load(&binning->table);
+    let_go(atomic_load(&binning->held));
     for (size_t i = 0; table != NULL && i < table->n_bins; i++) {
         nrm_resource_release(table->bins[i].resource);
     }
@@ -297,7 +317,8 @@ check_bin(nrm_resource *mr, nrm_resource *bin)
 /* Puts a copy of the table with one bin more in its place; retains the bin. Where
    there is a bin of this size nothing changes. */
 static nrm_status
-insert_locked(struct binning *binning, size_t nbytes, nrm_resource *bin)
+insert_locked(struct binning *binning, size_t nbytes, nrm_resource *bin,
+              bool *out_inserted)
 {
     struct table *old = atomic_load_explicit(&binning->table, memory_order_relaxed);
     const struct table *from = table_of(&binning->base);
@@ -321,6 +342,32 @@ insert_locked(struct binning *binning, size_t nbytes, nrm_resource *bin)
     table->older = old;
     nrm_resource_retain(bin);
     atomic_store_explicit(&binning->table, table, memory_order_release);
+    *out_inserted = true;
+    return NRM_OK;
+}
+
+static nrm_status
+insert(struct binning *binning, size_t nbytes, nrm_resource *bin)
+{
+    bool inserted = false;
+    struct held *held = nrm__node_allocate(sizeof *held);
+    if (held == NULL) {
+        return nrm__error(NRM_OUT_OF_MEMORY, "no memory to describe a bin");
+    }
+    nrm__lock_acquire(&binning->lock);
+    nrm_status status = insert_locked(binning, nbytes, bin, &inserted);
+    if (status == NRM_OK && is_mixed(&binning->base, bin)) {
+        binning->base.kind = NRM_KIND_DEVICE;
+    }
+    nrm__lock_release(&binning->lock);
+    if (!inserted) {
+        nrm__node_deallocate(held, sizeof *held);
+        return status;
+    }
+    nrm__drawer_add(&held->drawer, &binning->base, bin);
+    held->older = atomic_load(&binning->held);
+    while (!atomic_compare_exchange_weak(&binning->held, &held->older, held)) {
+    }
     return NRM_OK;
 }
 
@@ -356,12 +403,7 @@ nrm_binning_add_bin(nrm_resource *mr, size_t nbytes, nrm_resource *resource)
         NRM_TRY(nrm_fixed_size_create(mr->upstream, &options, &made));
         resource = made;
     }
-    nrm__lock_acquire(&binning->lock);
-    nrm_status status = insert_locked(binning, nbytes, resource);
-    if (status == NRM_OK && is_mixed(mr, resource)) {
-        mr->kind = NRM_KIND_DEVICE;
-    }
-    nrm__lock_release(&binning->lock);
+    nrm_status status = insert(binning, nbytes, resource);
     nrm_resource_release(made);
     return status;
 }

@@ -112,7 +112,7 @@ take_segment(struct nrm__pool *pool, size_t nbytes, size_t alignment, unsigned h
     struct nrm__request request = {.nbytes = nbytes, .alignment = alignment};
     nrm_resource *upstream = pool->base.upstream;
     struct nrm__block block;
-    NRM_TRY(nrm__allocate(upstream, &request, &block));
+    NRM_TRY(nrm__take(upstream, &request, &block));
     if (how & NRM__GROW_AHEAD) {
         populate_ahead(pool, &block);
     }

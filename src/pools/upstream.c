@@ -59,7 +59,7 @@ nrm__segment_take(nrm_resource *pool, size_t nbytes, size_t alignment,
 {
     struct nrm__request request = {.nbytes = nbytes, .alignment = alignment};
     struct nrm__block block;
-    NRM_TRY(nrm__allocate(pool->upstream, &request, &block));
+    NRM_TRY(nrm__take(pool->upstream, &request, &block));
     nrm_status status = nrm__segment_create(pool, block.ptr, nbytes, out);
     if (status != NRM_OK) {
         nrm__give_back(pool->upstream, &block, false);

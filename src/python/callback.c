@@ -4,7 +4,8 @@
  * The core calls the trampolines from wherever a request comes from, attached or not.
  * An exception stays set in its thread, so that the method that made the request raises
  * it as it is; in a thread that has no Python code to return to, it is printed. The
- * core can drop the functions where no Python code may run, so they are released later.
+ * core can drop the functions where no Python code may run, so they are released later. What
+ * the garbage collector sees of them is in callbacks.c.
  */
 #include "python/callback.h"
 
@@ -13,25 +14,9 @@
 #include "nrm/adaptors.h"
 #include "nrm/sources.h"
 #include "python/args.h"
+#include "python/callbacks.h"
 #include "python/errors.h"
-#include "python/interpreter.h"
 #include "python/stream.h"
-
-struct callbacks {
-    PyObject *allocate;
-    PyObject *deallocate;
-    PyObject *module; /* for the types of arguments */
-};
-
-int
-callback_traverse(void *callbacks, visitproc visit, void *arg)
-{
-    struct callbacks *self = callbacks;
-    Py_VISIT(self->allocate);
-    Py_VISIT(self->deallocate);
-    Py_VISIT(self->module);
-    return 0;
-}
 
 /* ---- calls from the core ---- */
 
@@ -65,8 +50,18 @@ ended(void)
 }
 
 static nrm_status
+collected(void)
+{
+    return nrm__error(NRM_CALLBACK_FAILED,
+                      "the functions were garbage and have been collected");
+}
+
+static nrm_status
 allocate_attached(struct callbacks *self, size_t nbytes, nrm_stream *stream, void **out)
 {
+    if (self->allocate == NULL) {
+        return collected();
+    }
     struct module_state *state = module_state(self->module);
     PyObject *stream_object = stream_wrap(state, stream);
     PyObject *result = NULL;
@@ -131,14 +126,16 @@ deallocate_call(void *context, void *ptr, size_t nbytes, nrm_stream *stream)
     }
     struct call call = call_begin();
     PyObject *pending = compat_take_error();
-    deallocate_attached(context, ptr, nbytes, stream);
-    nrm_status status = NRM_OK;
+    struct callbacks *self = context;
+    nrm_status status = self->deallocate != NULL ? NRM_OK : collected();
+    if (status == NRM_OK) {
+        deallocate_attached(self, ptr, nbytes, stream);
+    }
     if (PyErr_Occurred()) {
         status = nrm__error(NRM_CALLBACK_FAILED, "deallocate_func raised an exception");
     }
     if (pending != NULL && PyErr_Occurred()) {
-        PyErr_WriteUnraisable(
-            context != NULL ? ((struct callbacks *)context)->deallocate : NULL);
+        PyErr_WriteUnraisable(self->deallocate);
     }
     if (pending != NULL) {
         compat_restore_error(pending);
@@ -182,7 +179,7 @@ failure_call(void *context, size_t nbytes, bool *out_retry)
     }
     struct call call = call_begin();
     PyObject *pending = compat_take_error();
-    int retry = ask_attached(self->allocate, nbytes);
+    int retry = self->allocate != NULL ? ask_attached(self->allocate, nbytes) : 0;
     if (retry < 0) {
         bool is_memory = PyErr_ExceptionMatches(PyExc_MemoryError);
         status = nrm__error(is_memory ? NRM_OUT_OF_MEMORY : NRM_CALLBACK_FAILED,
@@ -203,11 +200,7 @@ failure_call(void *context, size_t nbytes, bool *out_retry)
 static void
 destroy(void *context)
 {
-    struct callbacks *self = context;
-    interpreter_drop_later(self->allocate);
-    interpreter_drop_later(self->deallocate);
-    interpreter_drop_later(self->module);
-    PyMem_RawFree(self);
+    callbacks_drop(context);
 }
 
 /* ---- making one ---- */
@@ -223,22 +216,6 @@ check_callable(PyObject *object, const char *name)
     return -1;
 }
 
-/* `deallocate` may be NULL. NULL with an error set fails. */
-static struct callbacks *
-make_callbacks(struct module_state *state, PyObject *allocate, PyObject *deallocate)
-{
-    PyObject *module = PyType_GetModule(state->resource_type);
-    struct callbacks *self = PyMem_RawCalloc(1, sizeof *self);
-    if (module == NULL || self == NULL) {
-        PyMem_RawFree(self);
-        return module == NULL ? NULL : (struct callbacks *)PyErr_NoMemory();
-    }
-    self->allocate = Py_NewRef(allocate);
-    self->deallocate = Py_XNewRef(deallocate);
-    self->module = Py_NewRef(module);
-    return self;
-}
-
 nrm_resource *
 callback_create(struct module_state *state, PyObject *allocate, PyObject *deallocate,
                 nrm_kind kind, void **out_callbacks)
@@ -247,7 +224,7 @@ callback_create(struct module_state *state, PyObject *allocate, PyObject *deallo
         check_callable(deallocate, "deallocate_func") < 0) {
         return NULL;
     }
-    struct callbacks *self = make_callbacks(state, allocate, deallocate);
+    struct callbacks *self = callbacks_make(state, allocate, deallocate);
     if (self == NULL) {
         return NULL;
     }
@@ -261,9 +238,10 @@ callback_create(struct module_state *state, PyObject *allocate, PyObject *deallo
     nrm_resource *mr;
     nrm_status status = nrm_callback_create(&options, &mr);
     if (status != NRM_OK) {
-        destroy(self);
+        Py_DECREF(self);
         return (nrm_resource *)errors_raise(state, status);
     }
+    self->mr = mr;
     *out_callbacks = self;
     return mr;
 }
@@ -275,7 +253,7 @@ callback_create_failure(struct module_state *state, nrm_resource *upstream,
     if (check_callable(callback, "callback") < 0) {
         return NULL;
     }
-    struct callbacks *self = make_callbacks(state, callback, NULL);
+    struct callbacks *self = callbacks_make(state, callback, NULL);
     if (self == NULL) {
         return NULL;
     }
@@ -287,9 +265,10 @@ callback_create_failure(struct module_state *state, nrm_resource *upstream,
     nrm_resource *mr;
     nrm_status status = nrm_failure_callback_create(upstream, &options, &mr);
     if (status != NRM_OK) {
-        destroy(self);
+        Py_DECREF(self);
         return (nrm_resource *)errors_raise(state, status);
     }
+    self->mr = mr;
     *out_callbacks = self;
     return mr;
 }

@@ -8,8 +8,8 @@
 #include "python/state.h"
 
 /*
- * A resource that calls two Python functions; `out_callbacks` is borrowed from it, for
- * callback_traverse. NULL with an error set fails.
+ * A resource that calls two Python functions; `out_callbacks` is what holds these
+ * (python/callbacks.h), borrowed from the resource: its object holds it too.
  */
 nrm_resource *callback_create(struct module_state *state, PyObject *allocate,
                               PyObject *deallocate, nrm_kind kind,
@@ -19,8 +19,5 @@ nrm_resource *callback_create(struct module_state *state, PyObject *allocate,
 nrm_resource *callback_create_failure(struct module_state *state,
                                       nrm_resource *upstream, PyObject *callback,
                                       void **out_callbacks);
-
-/* Visits what a callback resource holds, which is then held by nobody else. */
-int callback_traverse(void *callbacks, visitproc visit, void *arg);
 
 #endif

@@ -13,7 +13,9 @@
 #define COMPAT_BEGIN_CRITICAL_SECTION(object) Py_BEGIN_CRITICAL_SECTION(object)
 #define COMPAT_END_CRITICAL_SECTION() Py_END_CRITICAL_SECTION()
 #else
-#define COMPAT_BEGIN_CRITICAL_SECTION(object) {
+#define COMPAT_BEGIN_CRITICAL_SECTION(object)                                          \
+    {                                                                                  \
+        (void)(object);
 #define COMPAT_END_CRITICAL_SECTION() }
 #endif
 

@@ -14,9 +14,12 @@
 #include <string.h>
 
 #include "base/assert.h"
+#include "base/bits.h"
+#include "core/enclosed.h"
 #include "python/args.h"
 #include "python/byte_copy.h"
 #include "python/errors.h"
+#include "python/memory_resource.h"
 #include "python/pending.h"
 #include "python/signature.h"
 
@@ -70,6 +73,96 @@ device_buffer_forget_spares(struct module_state *state)
     }
 }
 
+/* ---- those whose resource calls Python functions ---- */
+
+/* Guarded by the critical section of the table of resources. */
+static struct nrm__link user_code = {&user_code, &user_code};
+
+static PyObject *
+table_of(const struct device_buffer *self)
+{
+    return ((struct resource_object *)self->memory.mr_object)->wrappers;
+}
+
+static void
+list(struct device_buffer *self)
+{
+    COMPAT_BEGIN_CRITICAL_SECTION(table_of(self));
+    nrm__list_append(&user_code, &self->user_code);
+    COMPAT_END_CRITICAL_SECTION();
+}
+
+static void
+unlist(struct device_buffer *self)
+{
+    COMPAT_BEGIN_CRITICAL_SECTION(table_of(self));
+    nrm__list_remove(&self->user_code);
+    self->user_code.next = NULL;
+    COMPAT_END_CRITICAL_SECTION();
+    nrm__block_remove_object(self->owner);
+    self->owner = NULL;
+}
+
+void
+device_buffer_has_memory(struct device_buffer *self)
+{
+    if (!nrm_resource_calls_user_code(self->memory.mr)) {
+        return;
+    }
+    if (self->user_code.next == NULL) {
+        list(self);
+    }
+    nrm__block_remove_object(self->owner);
+    bool is_own = self->memory.ptr != NULL && self->memory.tensor == NULL;
+    self->owner = is_own ? nrm__block_add_object(self->memory.ptr) : NULL;
+}
+
+static bool
+is_of(const struct device_buffer *self, const nrm_resource *mr)
+{
+    return self->memory.mr == mr || nrm__resource_is_under(mr, self->memory.mr);
+}
+
+/* A new list, or NULL with an error set. */
+static PyObject *
+find_over(PyObject *wrappers, nrm_resource *mr)
+{
+    PyObject *found = PyList_New(0);
+    COMPAT_BEGIN_CRITICAL_SECTION(wrappers);
+    for (struct nrm__link *link = user_code.next; link != &user_code && found != NULL;
+         link = link->next) {
+        struct device_buffer *self =
+            NRM__CONTAINER(link, struct device_buffer, user_code);
+        if (is_of(self, mr) && PyList_Append(found, (PyObject *)self) < 0) {
+            Py_CLEAR(found);
+        }
+    }
+    COMPAT_END_CRITICAL_SECTION();
+    return found;
+}
+
+static void
+close_buffer(struct device_buffer *self)
+{
+    if (self->user_code.next != NULL) {
+        unlist(self);
+        self->nbytes = 0;
+        array_interface_forget(&self->interface);
+        device_memory_close(&self->memory);
+    }
+}
+
+int
+device_buffers_close(struct module_state *state, nrm_resource *mr)
+{
+    PyObject *found = find_over(state->wrappers, mr);
+    for (Py_ssize_t i = 0; found != NULL && i < PyList_GET_SIZE(found); i++) {
+        close_buffer(device_buffer_from(PyList_GET_ITEM(found, i)));
+    }
+    Py_XDECREF(found);
+    return found != NULL ? 0 : -1;
+}
+
 /* ---- making one ---- */
 
 static struct device_buffer *
@@ -87,6 +180,7 @@ with_memory(struct module_state *state, struct device_buffer *self, size_t nbyte
         return NULL;
     }
     self->nbytes = nbytes;
+    device_buffer_has_memory(self);
     return (PyObject *)self;
 }
 
@@ -191,6 +285,9 @@ buffer_dealloc(PyObject *object)
     PyObject_GC_UnTrack(object);
     if (self->weakrefs != NULL) {
         PyObject_ClearWeakRefs(object);
+    }
+    if (self->user_code.next != NULL) {
+        unlist(self);
     }
     device_memory_finish(&self->memory);
     array_interface_forget(&self->interface);

@@ -6,6 +6,7 @@
 
 #include <stdatomic.h>
 
+#include "base/list.h"
 #include "python/array_interface.h"
 #include "python/device_memory.h"
 #include "python/dlpack.h"
@@ -17,8 +18,11 @@ struct device_buffer {
     size_t nbytes; /* at most memory.nbytes */
     struct array_interface interface;
     PyObject *pending; /* of the last copy that was not waited for; NULL: none runs */
-    atomic_size_t n_exports; /* DLPack tensors that stand for its address */
-    bool is_changing;        /* a thread gives it another size or stream */
+    atomic_size_t n_exports;    /* DLPack tensors that stand for its address */
+    bool is_changing;           /* a thread gives it another size or stream */
+    struct nrm__link user_code; /* in a list of those whose resource calls functions of
+                                   Python; next NULL: in none */
+    nrm_resource *owner; /* that knows its block to be an object's; borrowed, or NULL */
     PyObject *weakrefs;
 };
 
@@ -60,6 +64,14 @@ int device_buffer_describe(PyObject *object, struct dlpack_source *out);
 
 /* Its memory, or its size, is another one now. */
 void device_buffer_changed(struct device_buffer *self);
+
+/* It has memory now where it had none, or had that of `owner`. */
+void device_buffer_has_memory(struct device_buffer *self);
+
+/* Takes the memory of all that have some of `mr`, or of what is over it: the functions that it
+   must go back through are garbage, and so are the buffers. They are empty afterwards. -1 with
+   an error set: nothing has happened. */
+int device_buffers_close(struct module_state *state, nrm_resource *mr);
 
 /* Keeps the Pending of a copy that was not waited for (steals it). */
 void device_buffer_set_pending(struct device_buffer *self, PyObject *pending);

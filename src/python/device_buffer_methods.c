@@ -184,6 +184,7 @@ move(struct module_state *state, struct device_buffer *self, size_t nbytes)
     }
     struct device_memory old = self->memory;
     self->memory = other;
+    device_buffer_has_memory(self);
     device_memory_finish(&old);
     return 0;
 }

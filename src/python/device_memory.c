@@ -87,6 +87,9 @@ device_memory_allocate(struct module_state *state, struct device_memory *self,
                        size_t nbytes)
 {
     void *ptr;
+    if (self->mr == NULL && memory_resource_get(state, self->mr_object, "mr") == NULL) {
+        return -1; /* it was closed */
+    }
     nrm_status status =
         resource_allocate_or_collect(self->mr, nbytes, 0, self->stream, &ptr);
     if (status != NRM_OK) {
@@ -168,7 +171,7 @@ deallocate(struct device_memory *self)
 }
 
 void
-device_memory_finish(struct device_memory *self)
+device_memory_close(struct device_memory *self)
 {
     if (self->ptr != NULL) {
         deallocate(self);
@@ -176,6 +179,12 @@ device_memory_finish(struct device_memory *self)
     }
     self->nbytes = 0;
     self->mr = NULL;
+}
+
+void
+device_memory_finish(struct device_memory *self)
+{
+    device_memory_close(self);
     nrm_stream *stream = self->stream;
     self->stream = NULL;
     stream_drop(stream);

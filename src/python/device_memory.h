@@ -15,7 +15,7 @@
 struct device_memory {
     char *ptr;               /* owned; NULL: no bytes */
     size_t nbytes;           /* all that may be used */
-    nrm_resource *mr;        /* of mr_object */
+    nrm_resource *mr;        /* of mr_object; NULL: that was closed */
     PyObject *mr_object;     /* its MemoryResource, owned */
     nrm_stream *stream;      /* owned: it is given back behind the work of this one */
     PyObject *stream_object; /* its Stream, owned; NULL: made when it is asked for */
@@ -48,6 +48,9 @@ int device_memory_set_stream(struct module_state *state, struct device_memory *s
 /* Work that the stream of a handle is given from now on comes behind what the memory's has
    been given; 0 is the legacy one. */
 nrm_status device_memory_let_wait(const struct device_memory *self, uintptr_t handle);
+
+/* Gives the memory back, which its resource is to be closed for. */
+void device_memory_close(struct device_memory *self);
 
 /* Gives everything back; no error is raised, none that is set is lost. All zero again. */
 void device_memory_finish(struct device_memory *self);

@@ -98,7 +98,10 @@ capsule_end(PyObject *capsule)
 static nrm_kind
 kind_of(const struct device_memory *memory)
 {
-    return memory != NULL ? nrm_resource_kind(memory->mr) : NRM_KIND_PINNED;
+    if (memory == NULL) {
+        return NRM_KIND_PINNED;
+    }
+    return memory->mr != NULL ? nrm_resource_kind(memory->mr) : NRM_KIND_DEVICE;
 }
 
 static int

@@ -94,12 +94,14 @@ make_base(struct module_state *state, struct dlpack_versioned *tensor, size_t nb
     self->memory.device = is_on_device ? place->device_id : NRM_DEVICE_NONE;
     if (nbytes == 0) {
         dlpack_drop(tensor); /* there is nothing to keep */
+        device_buffer_has_memory(self);
         return (PyObject *)self;
     }
     self->memory.ptr = (char *)place->data + place->byte_offset;
     self->memory.nbytes = nbytes;
     self->memory.tensor = tensor;
     self->nbytes = nbytes;
+    device_buffer_has_memory(self);
     return (PyObject *)self;
 }
 

@@ -13,6 +13,7 @@
 #include "core/background.h"
 #include "core/hooks.h"
 #include "cuda/driver.h"
+#include "python/callbacks.h"
 
 #define EXIT_SETTLE_NS UINT64_C(200000000) /* for a driver call of ours in progress */
 
@@ -55,6 +56,7 @@ collect(void)
     }
     Py_XDECREF(n_found);
     Py_XDECREF(gc);
+    callbacks_collect_again();
     interpreter_drop_now();
     compat_restore_error(pending);
     return collected;
@@ -87,9 +89,12 @@ interpreter_drop_now(void)
     }
 }
 
+static atomic_bool is_drop_pending;
+
 static int
 drop_pending(void *Py_UNUSED(unused))
 {
+    atomic_store(&is_drop_pending, false);
     interpreter_drop_now();
     return 0;
 }
@@ -108,8 +113,11 @@ interpreter_drop_later(PyObject *object)
     item->next = atomic_load(&interpreter_dropped);
     while (!atomic_compare_exchange_weak(&interpreter_dropped, &item->next, item)) {
     }
-    (void)Py_AddPendingCall(drop_pending,
-                            NULL); /* a full queue: the next call of ours */
+    /* The queue is short, and for all: one for what waits. */
+    if (!atomic_exchange(&is_drop_pending, true) &&
+        Py_AddPendingCall(drop_pending, NULL) < 0) {
+        atomic_store(&is_drop_pending, false); /* full: the next call of ours */
+    }
 }
 
 /* ---- exit ---- */

@@ -10,10 +10,10 @@
 
 #include <string.h>
 
-#include "core/ops.h"
+#include "base/bits.h"
+#include "core/enclosed.h"
 #include "python/adaptors.h"
 #include "python/binning.h"
-#include "python/callback.h"
 #include "python/constructors.h"
 #include "python/cuda_async.h"
 #include "python/errors.h"
@@ -79,6 +79,51 @@ leave(PyObject *wrappers, nrm_resource *mr)
     Py_XDECREF(key);
 }
 
+/* ---- those that call Python functions ---- */
+
+/* Guarded by the critical section of the table of objects. */
+static struct nrm__link user_code = {&user_code, &user_code};
+
+static void
+list(struct resource_object *self)
+{
+    if (nrm_resource_calls_user_code(self->mr)) {
+        COMPAT_BEGIN_CRITICAL_SECTION(self->wrappers);
+        nrm__list_append(&user_code, &self->user_code);
+        COMPAT_END_CRITICAL_SECTION();
+    }
+}
+
+static void
+unlist(struct resource_object *self)
+{
+    if (self->user_code.next != NULL) {
+        COMPAT_BEGIN_CRITICAL_SECTION(self->wrappers);
+        nrm__list_remove(&self->user_code);
+        self->user_code.next = NULL;
+        COMPAT_END_CRITICAL_SECTION();
+    }
+}
+
+/* A new list, or NULL with an error set. */
+static PyObject *
+find_over(PyObject *wrappers, nrm_resource *mr)
+{
+    PyObject *found = PyList_New(0);
+    COMPAT_BEGIN_CRITICAL_SECTION(wrappers);
+    for (struct nrm__link *link = user_code.next; link != &user_code && found != NULL;
+         link = link->next) {
+        struct resource_object *self =
+            NRM__CONTAINER(link, struct resource_object, user_code);
+        if (nrm__resource_is_under(mr, self->mr) &&
+            PyList_Append(found, (PyObject *)self) < 0) {
+            Py_CLEAR(found);
+        }
+    }
+    COMPAT_END_CRITICAL_SECTION();
+    return found;
+}
+
 /* Fills a new object; steals `mr`, also on failure. */
 static int
 adopt(struct module_state *state, struct resource_object *self, nrm_resource *mr)
@@ -86,6 +131,8 @@ adopt(struct module_state *state, struct resource_object *self, nrm_resource *mr
     nrm_resource *upstream = nrm_resource_upstream(mr);
     self->wrappers = Py_NewRef(state->wrappers);
     self->mr = mr;
+    nrm__resource_add_object(mr);
+    list(self);
     self->handlers = PyDict_New();
     if (self->handlers == NULL) {
         return -1;
@@ -160,13 +207,15 @@ memory_resource_get(struct module_state *state, PyObject *object, const char *na
                      Py_TYPE(object)->tp_name);
         return NULL;
     }
-    nrm_resource *mr = ((struct resource_object *)object)->mr;
-    if (mr == NULL) {
-        PyErr_Format(PyExc_RuntimeError,
-                     "the %.100s is not initialised: its __init__ was not called",
-                     Py_TYPE(object)->tp_name);
+    struct resource_object *self = (struct resource_object *)object;
+    if (self->mr == NULL) {
+        PyErr_Format(PyExc_RuntimeError, "the %.100s is %s", Py_TYPE(object)->tp_name,
+                     self->wrappers == NULL
+                         ? "not initialised: its __init__ was not called"
+                         : "closed: it was garbage, and the functions that its memory "
+                           "came from have been collected");
     }
-    return mr;
+    return self->mr;
 }
 
 /* ---- life of an object ---- */
@@ -200,16 +249,18 @@ resource_init(PyObject *object, PyObject *args, PyObject *keywords)
     if (state == NULL || errors_begin_call() < 0) {
         return -1;
     }
-    if (self->mr != NULL) {
+    if (self->wrappers != NULL) {
         PyErr_Format(PyExc_RuntimeError, "the %.100s is initialised already",
                      Py_TYPE(object)->tp_name);
         return -1;
     }
     int row = row_of(state, Py_TYPE(object));
-    nrm_resource *mr = constructor_call(state, row, args, keywords, &self->callbacks);
+    void *callbacks = NULL;
+    nrm_resource *mr = constructor_call(state, row, args, keywords, &callbacks);
     if (mr == NULL) {
         return -1;
     }
+    self->callbacks = Py_XNewRef((PyObject *)callbacks);
     PyObject *entered = adopt(state, self, mr) == 0 ? enter(state->wrappers, self)
                                                     : NULL;
     Py_XDECREF(entered);
@@ -228,21 +279,15 @@ release(struct resource_object *self)
         return;
     }
     PyObject *pending = compat_take_error();
+    unlist(self);
     self->mr = NULL;
     leave(self->wrappers, mr);
+    nrm__resource_remove_object(mr);
     nrm_resource_release(mr);
     if (PyErr_Occurred()) {
         PyErr_WriteUnraisable(NULL);
     }
     compat_restore_error(pending);
-}
-
-/* Only the object holds the resource: then what that holds can be reached from here. */
-static bool
-is_sole_owner(struct resource_object *self)
-{
-    return self->mr != NULL && self->callbacks != NULL &&
-           atomic_load_explicit(&self->mr->refcount, memory_order_acquire) == 1;
 }
 
 static int
@@ -253,22 +298,30 @@ resource_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(self->upstream);
     Py_VISIT(self->handlers);
     Py_VISIT(self->kept);
+    Py_VISIT(self->callbacks);
     Py_VISIT(self->wrappers);
-    return is_sole_owner(self) ? callback_traverse(self->callbacks, visit, arg) : 0;
+    return 0;
 }
 
-/* Blocks keep the C resource alive, so nothing that is freed later misses it. */
+/* The upstream stays as long as this one: no circle is of resources alone, and what leads
+   back to one (functions, a dictionary, a list) has a clear of its own. */
 static int
 resource_clear(PyObject *object)
 {
     struct resource_object *self = (struct resource_object *)object;
-    if (is_sole_owner(self)) {
-        release(self);
-    }
     Py_CLEAR(self->handlers);
-    Py_CLEAR(self->kept);
-    Py_CLEAR(self->upstream);
     return 0;
+}
+
+int
+memory_resources_close(struct module_state *state, nrm_resource *mr)
+{
+    PyObject *found = find_over(state->wrappers, mr);
+    for (Py_ssize_t i = 0; found != NULL && i < PyList_GET_SIZE(found); i++) {
+        release((struct resource_object *)PyList_GET_ITEM(found, i));
+    }
+    Py_XDECREF(found);
+    return found != NULL ? 0 : -1;
 }
 
 static void
@@ -283,8 +336,10 @@ resource_dealloc(PyObject *object)
     Py_CLEAR(self->handlers);
     release(self);
     Py_CLEAR(self->kept);
+    Py_CLEAR(self->callbacks);
     Py_CLEAR(self->upstream);
     Py_CLEAR(self->wrappers);
+    interpreter_drop_now();
     type->tp_free(object);
     Py_DECREF(type);
 }

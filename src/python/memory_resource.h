@@ -4,17 +4,19 @@
 
 #include <Python.h>
 
+#include "base/list.h"
 #include "nrm/resource.h"
 #include "python/state.h"
 
 struct resource_object {
-    PyObject ob_base;   /* as PyObject_HEAD */
-    nrm_resource *mr;   /* owned; NULL before __init__ */
-    PyObject *upstream; /* its MemoryResource; NULL: a source */
-    PyObject *handlers; /* (threshold, fallback, immortal) -> Handler */
-    PyObject *kept;     /* a list of other objects that it draws on; NULL: none */
-    PyObject *wrappers; /* the table of module_state, which this object leaves */
-    void *callbacks;    /* of a callback resource, see callback.h; else NULL */
+    PyObject ob_base;    /* as PyObject_HEAD */
+    nrm_resource *mr;    /* owned; NULL before __init__ */
+    PyObject *upstream;  /* its MemoryResource; NULL: a source */
+    PyObject *handlers;  /* (threshold, fallback, immortal) -> Handler */
+    PyObject *kept;      /* a list of other objects that it draws on; NULL: none */
+    PyObject *wrappers;  /* the table of module_state, which this object leaves */
+    PyObject *callbacks; /* of a callback resource, see callbacks.h; else NULL */
+    struct nrm__link user_code; /* in a list of those that call Python functions */
     PyObject *weakrefs;
 };
 
@@ -33,6 +35,10 @@ nrm_resource *memory_resource_get(struct module_state *state, PyObject *object,
 /* Keeps `other`, which `self` draws on besides its upstream, as long as `self`. -1 with an
    error set fails. */
 int memory_resource_keep(struct resource_object *self, PyObject *other);
+
+/* Gives up the C resources of all objects over `mr`, whose functions are garbage. -1 with an
+   error set: nothing has happened. */
+int memory_resources_close(struct module_state *state, nrm_resource *mr);
 
 /* _resource_rows() */
 extern PyMethodDef memory_resource_functions[];

@@ -10,6 +10,7 @@
 #include "python/array_info.h"
 #include "python/byte_copy.h"
 #include "python/c_api.h"
+#include "python/callbacks.h"
 #include "python/cuda_query.h"
 #include "python/device_array.h"
 #include "python/device_buffer.h"
@@ -52,6 +53,9 @@
     X((state)->device_array_type)                                                      \
     X((state)->event_type)                                                             \
     X((state)->pinned_view_type)                                                       \
+    X((state)->callbacks_type)                                                         \
+    X((state)->warden_type)                                                            \
+    X((state)->after_collection)                                                       \
     X((state)->out_of_memory_error)                                                    \
     X((state)->cuda_error)                                                             \
     X((state)->cuda_unavailable_error)                                                 \
@@ -144,13 +148,17 @@ module_exec(PyObject *module)
         return -1;
     }
     static int (*const steps[])(PyObject *) = {
-        errors_init,          interpreter_init,   builtin_init,
-        stream_init,          statistics_init,    memory_resource_init,
-        registry_init,        handler_type_init,  array_info_init,
-        pending_init,         pin_init,           event_init,
-        stream_pool_init,     device_buffer_init, device_array_init,
-        device_scalar_init,   c_api_init,         fork_init,
-        torch_allocator_init, dlpack_array_init,  dlpack_exchange_init,
+        errors_init,        interpreter_init,
+        builtin_init,       stream_init,
+        statistics_init,    memory_resource_init,
+        callbacks_init,     registry_init,
+        handler_type_init,  array_info_init,
+        pending_init,       pin_init,
+        event_init,         stream_pool_init,
+        device_buffer_init, device_array_init,
+        device_scalar_init, c_api_init,
+        fork_init,          torch_allocator_init,
+        dlpack_array_init,  dlpack_exchange_init,
         add_functions,
     };
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {

@@ -48,7 +48,8 @@ prefetch_method(struct module_state *state, struct device_memory *memory,
         return NULL;
     }
     nrm_status status = NRM_OK;
-    if (nbytes != 0 && nrm_resource_kind(memory->mr) == NRM_KIND_MANAGED) {
+    if (nbytes != 0 && memory->mr != NULL &&
+        nrm_resource_kind(memory->mr) == NRM_KIND_MANAGED) {
         void *token = nrm__detach();
         status = prefetch_in_order(memory, ptr, nbytes, (int)target, stream);
         nrm__attach(token);

@@ -230,7 +230,9 @@ resource_repr(PyObject *object)
     char name[65] = "";
     type_name = dot != NULL ? dot + 1 : type_name;
     if (self->mr == NULL) {
-        return PyUnicode_FromFormat("<%s, not initialised>", type_name);
+        return PyUnicode_FromFormat("<%s, %s>", type_name,
+                                    self->wrappers == NULL ? "not initialised"
+                                                           : "closed");
     }
     nrm_resource_name(self->mr, name, sizeof name);
     const char *quote = name[0] != '\0' ? " '" : "";

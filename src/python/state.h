@@ -42,6 +42,8 @@ struct module_state {
     PyTypeObject *device_array_type;
     PyTypeObject *event_type;
     PyTypeObject *pinned_view_type;
+    PyTypeObject *callbacks_type;
+    PyTypeObject *warden_type;
 
     PyObject *out_of_memory_error;
     PyObject *cuda_error;
@@ -54,6 +56,8 @@ struct module_state {
     PyObject *byte_typestr;     /* "|u1" */
     PyObject *cuda_stream_name; /* "__cuda_stream__" */
     PyObject *ptr_name, *handle_name, *torch_stream_name, *value_name;
+
+    PyObject *after_collection; /* a function for gc.callbacks */
 
     PyObject *wrappers;   /* address of a C resource -> weak reference of its object */
     PyObject *registered; /* name -> the object in the registry, kept alive */
