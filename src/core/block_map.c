@@ -346,6 +346,16 @@ find_in_table(struct table *table, uintptr_t address, struct nrm__block *out)
     return found;
 }
 
+/* Whether a segment is made of the block of `entry`, through pools in between or not. */
+static bool
+is_made_of(const struct nrm__segment *segment, const struct nrm__entry *entry)
+{
+    while (segment != NULL && segment->upstream.record != entry) {
+        segment = segment->upstream.segment;
+    }
+    return segment != NULL;
+}
+
 /* The innermost range of the overlay around `address`, given the segment of its page
    (which wins unless the range lies inside it). Fills `out` for a block; for a segment
    counts into it and returns it. */
@@ -369,8 +379,7 @@ find_in_overlay(uintptr_t address, const struct nrm__segment *page,
         bool inside = page == NULL ||
                       (entry->node.start >= page->start &&
                        entry->node.start - page->start <= page->nbytes &&
-                       entry->node.nbytes <= page->nbytes &&
-                       page->upstream.record != entry);
+                       entry->node.nbytes <= page->nbytes && !is_made_of(page, entry));
         if (inside && entry->segment != NULL) {
             *out_segment = entry->segment;
             atomic_fetch_add(&entry->segment->readers, 1);

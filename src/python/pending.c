@@ -29,6 +29,7 @@ struct pending_object {
     nrm_CUevent event; /* NULL: it was done when it was made, or captured */
     bool is_captured;
     atomic_bool is_done;
+    PyObject *weakrefs;
 };
 
 /* A copy whose Pending is gone. */
@@ -162,6 +163,9 @@ pending_dealloc(PyObject *object)
 {
     PyTypeObject *type = Py_TYPE(object);
     PyObject_GC_UnTrack(object);
+    if (pending_from(object)->weakrefs != NULL) {
+        PyObject_ClearWeakRefs(object);
+    }
     (void)pending_clear(object);
     nrm__transfer_drop(pending_from(object)->event);
     type->tp_free(object);
@@ -264,6 +268,12 @@ static PyGetSetDef pending_getset[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
+static PyMemberDef pending_members[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(struct pending_object, weakrefs),
+     READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
 static PyType_Slot pending_slots[] = {
     {Py_tp_doc,
      (void *)PyDoc_STR(
@@ -276,6 +286,7 @@ static PyType_Slot pending_slots[] = {
     {Py_tp_repr, pending_repr},
     {Py_tp_methods, pending_methods},
     {Py_tp_getset, pending_getset},
+    {Py_tp_members, pending_members},
     {0, NULL},
 };
 

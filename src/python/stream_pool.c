@@ -22,6 +22,7 @@ struct stream_pool {
     PyObject ob_base;  /* as PyObject_HEAD */
     PyObject *streams; /* a tuple */
     atomic_size_t next;
+    PyObject *weakrefs;
 };
 
 static struct stream_pool *
@@ -77,6 +78,9 @@ static void
 pool_dealloc(PyObject *object)
 {
     PyTypeObject *type = Py_TYPE(object);
+    if (pool_from(object)->weakrefs != NULL) {
+        PyObject_ClearWeakRefs(object);
+    }
     Py_XDECREF(pool_from(object)->streams);
     type->tp_free(object);
     Py_DECREF(type);
@@ -149,6 +153,12 @@ static PyMethodDef pool_methods_table[] = {
     {NULL, NULL, 0, NULL},
 };
 
+static PyMemberDef pool_members[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(struct stream_pool, weakrefs), READONLY,
+     NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
 static PyType_Slot pool_slots[] = {
     {Py_tp_doc,
      (void *)PyDoc_STR("StreamPool(" POOL_TEXT ")\n--\n\n"
@@ -164,6 +174,7 @@ static PyType_Slot pool_slots[] = {
     {Py_tp_repr, pool_repr},
     {Py_sq_length, pool_length},
     {Py_tp_methods, pool_methods_table},
+    {Py_tp_members, pool_members},
     {0, NULL},
 };
 
