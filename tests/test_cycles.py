@@ -1,5 +1,5 @@
 """Garbage whose circle runs through the core: functions that lead to what is made over
-the resource that calls them. It is collected when nothing else holds it, and only then."""
+the resource that calls them. It goes when nothing else holds it, and only then."""
 
 from __future__ import annotations
 
@@ -133,11 +133,13 @@ def test_functions_that_lead_to_nothing_are_called_until_the_end(
 
 
 def test_a_circle_through_the_resource_alone(base: mr.MemoryResource) -> None:
-    box: list[Any] = []
-    own = mr.CallbackMemoryResource(lambda *_: box and 0, lambda *_: None)
-    box.append(own)
-    dead = weakref.ref(own)
-    del own, box
+    def made() -> weakref.ref[mr.MemoryResource]:
+        box: list[Any] = []
+        own = mr.CallbackMemoryResource(lambda *_: len(box), lambda *_: None)
+        box.append(own)
+        return weakref.ref(own)
+
+    dead = made()
     gc.collect()
     assert dead() is None
 
@@ -218,19 +220,18 @@ def test_an_array_without_memory_of_its_own(base: mr.MemoryResource) -> None:
 def test_a_thread_that_ended_left_something_in_its_cache(
     base: mr.MemoryResource,
 ) -> None:
-    source = make(base, "a pool", "nothing")
-
-    def work() -> None:
+    def work(over: mr.MemoryResource) -> None:
         for n in range(20):
-            DeviceBuffer(size=100 * n, mr=source.over)
+            DeviceBuffer(size=100 * n, mr=over)
 
-    threads = [threading.Thread(target=work) for _ in range(3)]
+    source = make(base, "a pool", "nothing")
+    threads = [threading.Thread(target=work, args=(source.over,)) for _ in range(3)]
     for thread in threads:
         thread.start()
-    work()
+    work(source.over)
     for thread in threads:
         thread.join()
-    del source, work, threads, thread
+    del source, threads, thread
     gc.collect()
     assert count(base) == 0
 
@@ -333,7 +334,7 @@ def test_a_name_of_the_registry_holds(base: mr.MemoryResource) -> None:
 
 
 def test_memory_of_allocate_holds_what_it_came_from(base: mr.MemoryResource) -> None:
-    """Nobody but the program knows of it: so it is given back before the rest can go."""
+    """Only the program knows of it: it goes back before the rest can go."""
     source: Source | None = make(base, "a pool", "a buffer")
     assert source is not None
     alive = weakref.ref(source)
@@ -495,7 +496,10 @@ def test_what_raises_while_garbage_goes_is_shown(base: mr.MemoryResource) -> Non
             raise Refused("too late")
 
     shown: list[Any] = []
-    before, sys.unraisablehook = sys.unraisablehook, lambda each: shown.append(str(each.exc_value))
+    before, sys.unraisablehook = (
+        sys.unraisablehook,
+        lambda each: shown.append(str(each.exc_value)),
+    )
     try:
         source = Careless(base)
         source.over = mr.PoolMemoryResource(source.mr)
@@ -659,9 +663,7 @@ PUBLIC: dict[str, Callable[[], Any]] = {
     "Event": numpy_rmm.Event,
     "StreamPool": lambda: numpy_rmm.StreamPool(2),
     "Pin": lambda: numpy_rmm.pin(np.ones(10_000)),
-    "Pending": lambda: numpy_rmm.copyto(
-        DeviceArray((2,)), np.ones(2), wait=False
-    ),
+    "Pending": lambda: numpy_rmm.copyto(DeviceArray((2,)), np.ones(2), blocking=False),
 }
 
 

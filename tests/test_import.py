@@ -83,3 +83,40 @@ def test_import_without_a_build_says_how_to_build(tmp_path: Path) -> None:
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("ImportError: ")
     assert "pip install" in last
+
+
+SUBINTERPRETER = """
+import sys
+try:
+    import _interpreters as interpreters
+except ImportError:
+    import _xxsubinterpreters as interpreters
+{first}
+other = interpreters.create()
+interpreters.run_string(other, "print('asked', flush=True)")
+interpreters.run_string(other, {inside!r})
+interpreters.destroy(other)
+import numpy_rmm
+pool = numpy_rmm.mr.PoolMemoryResource(numpy_rmm.mr.HostMemoryResource())
+pool.deallocate(pool.allocate(1000), 1000)
+print("works")
+"""
+INSIDE = """
+try:
+    import numpy_rmm._core
+except ImportError:
+    print("refused", flush=True)
+"""
+
+
+@pytest.mark.parametrize("first", ["", "import numpy_rmm"])
+def test_a_subinterpreter_is_refused(first: str) -> None:
+    program = SUBINTERPRETER.format(first=first, inside=INSIDE)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "asked\nrefused\nworks\n"

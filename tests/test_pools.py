@@ -13,7 +13,7 @@ import pytest
 
 import numpy_rmm
 from numpy_rmm import mr
-from numpy_rmm.testing import SimulatedCuda
+from numpy_rmm.testing import Driver, SimulatedCuda
 
 MIB = 1 << 20
 
@@ -279,6 +279,24 @@ def test_device_memory_does_not_come_under_a_handler(cuda: object) -> None:
         made.add_bin("1 MiB", mr.CudaMemoryResource())
     assert made.kind == "managed"
     assert array.sum() == 100
+
+
+@pytest.mark.parametrize("nbytes", [100, 10_000, 3 << 20, 8 << 20, 100 << 20])
+def test_a_pool_of_a_pool_of_a_callback_knows_its_blocks(
+    cuda: Driver, nbytes: int
+) -> None:
+    """All three may have a range that is the same to the byte."""
+    cuda.activate()
+    device = mr.CudaMemoryResource()
+    inner = mr.PoolMemoryResource(
+        mr.CallbackMemoryResource(device.allocate, device.deallocate)
+    )
+    outer = mr.PoolMemoryResource(mr.StatisticsResourceAdaptor(inner))
+    ptr = outer.allocate(nbytes)
+    outer.deallocate(ptr, nbytes)
+    assert outer.statistics().current_count == 0
+    del outer
+    assert inner.statistics().current_count == 0
 
 
 def test_an_exception_of_a_callback_under_a_new_bin_crosses_unchanged() -> None:

@@ -141,10 +141,23 @@ builtin_init(PyObject *module)
     return status == NRM_OK || errors_raise(module_state(module), status) ? 0 : -1;
 }
 
+/* Before 3.12 a module cannot say so, and from then on not every one asks. */
+static int
+check_interpreter(void)
+{
+    if (PyInterpreterState_Get() == PyInterpreterState_Main()) {
+        return 0;
+    }
+    PyErr_SetString(PyExc_ImportError,
+                    "numpy_rmm cannot be imported in a subinterpreter: as NumPy, it "
+                    "works in the main one only");
+    return -1;
+}
+
 static int
 module_exec(PyObject *module)
 {
-    if (PyArray_ImportNumPyAPI() < 0) {
+    if (check_interpreter() < 0 || PyArray_ImportNumPyAPI() < 0) {
         return -1;
     }
     static int (*const steps[])(PyObject *) = {
