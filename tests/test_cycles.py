@@ -630,8 +630,9 @@ END = """
 """
 RUNNING = """
     def make():
-        while True:
+        for _ in range(10):
             Source()
+        while True:
             DeviceBuffer(size=100)
 
     for _ in range(3):
