@@ -7,6 +7,7 @@
 #include "nrm/stream.h"
 #include "python/state.h"
 
+/* Of stream_capture.c. */
 extern PyMethodDef stream_functions[];
 
 int stream_init(PyObject *module);
