@@ -533,4 +533,12 @@ void nrm__cache_close(nrm_resource *pool);
 /* The resource is dying; nothing of it is kept any more. Its slots and shards go. */
 void nrm__cache_forget(nrm_resource *mr);
 
+/* ---- for hooks of a fork, of the rank POOL and above: every owner is kept out ---- */
+
+typedef void nrm__cell_visit(nrm_resource *pool, const struct nrm__cell *block);
+
+/* Visits the blocks that threads keep of a pool, and those that they have parked. What is
+   on its way from a thread to the pool just then is not among them. */
+void nrm__cache_fork_each_kept(nrm_resource *pool, nrm__cell_visit *visit);
+
 #endif

@@ -50,6 +50,26 @@ nrm__cache_shut_out_locked(struct nrm__cache *cache)
 }
 
 void
+nrm__cache_shut_all_out_locked(void)
+{
+    struct nrm__cache *own = nrm__cache_own();
+    for (struct nrm__link *link = nrm__caches.next; link != &nrm__caches;
+         link = link->next) {
+        atomic_fetch_or(&nrm__cache_from(link)->gate, NRM__CACHE_STOPS);
+    }
+    NRM_DEBUG_ASSERT(own == NULL || !is_inside(own));
+    if (!nrm__list_is_empty(&nrm__caches) && !is_alone_locked()) {
+        barrier();
+    }
+    for (struct nrm__link *link = nrm__caches.next; link != &nrm__caches;
+         link = link->next) {
+        while (nrm__cache_from(link) != own && is_inside(nrm__cache_from(link))) {
+            sched_yield();
+        }
+    }
+}
+
+void
 nrm__cache_let_in_locked(struct nrm__cache *cache)
 {
     atomic_fetch_and_explicit(&cache->gate, ~(unsigned)NRM__CACHE_STOPS,

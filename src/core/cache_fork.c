@@ -1,16 +1,16 @@
 /*
  * The caches over a fork: every owner but the one that forks is kept out, so that a child
  * finds all of them consistent, and what the child must not use is taken out of its reach.
+ * Meanwhile pools look at what threads have of them: nobody needs it in a child
+ * (core/left_out.h). It stays where it is, so a fork takes nothing from the threads of the
+ * parent, and there is no moment at which they could have taken more.
  */
 #include "core/cache_internal.h"
 
 static void
 fork_prepare(void)
 {
-    for (struct nrm__link *link = nrm__caches.next; link != &nrm__caches;
-         link = link->next) {
-        nrm__cache_shut_out_locked(nrm__cache_from(link));
-    }
+    nrm__cache_shut_all_out_locked();
 }
 
 static void
@@ -61,6 +61,33 @@ fork_child(void)
         forbid_driver_memory(nrm__cache_from(link));
         keep_no_more(nrm__cache_from(link));
         nrm__cache_let_in_locked(nrm__cache_from(link));
+    }
+}
+
+/* ---- for pools ---- */
+
+static void
+visit_magazines(const struct nrm__magazines *magazines, nrm__cell_visit *visit)
+{
+    for (size_t i = 0; magazines->set_nbytes != 0 && i < NRM__CACHE_SETS; i++) {
+        for (uint32_t k = 0; k < magazines->sets[i].n; k++) {
+            visit(magazines->pool, &magazines->sets[i].cells[k]);
+        }
+    }
+    for (uint32_t i = 0; i < magazines->n_parked; i++) {
+        visit(magazines->pool, &magazines->parked[i].cell);
+    }
+}
+
+void
+nrm__cache_fork_each_kept(nrm_resource *pool, nrm__cell_visit *visit)
+{
+    for (struct nrm__link *link = nrm__caches.next; link != &nrm__caches;
+         link = link->next) {
+        const struct nrm__slot *slot = nrm__cache_slot_of(nrm__cache_from(link), pool);
+        if (nrm__slot_is_of(slot, pool) && slot->magazines != NULL) {
+            visit_magazines(slot->magazines, visit);
+        }
     }
 }
 

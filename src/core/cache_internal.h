@@ -39,6 +39,9 @@ nrm__cache_own(void)
 void nrm__cache_shut_out_locked(struct nrm__cache *cache);
 void nrm__cache_let_in_locked(struct nrm__cache *cache);
 
+/* The same of every cache, with one barrier. */
+void nrm__cache_shut_all_out_locked(void);
+
 /* ---- slots: the owner is out ---- */
 
 static inline bool

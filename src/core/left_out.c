@@ -1,8 +1,7 @@
 /*
- * See left_out.h. Three hooks of each fork are here. The first runs before any lock is taken:
- * it decides what is left out, and lets go of what threads keep of page-locked pools, which
- * is idle too. Then the pools, the retired list and the block map offer what they have, each
- * under its own lock. The last one tells the kernel (MADV_DONTFORK), and is the first after
+ * See left_out.h. Two hooks of each fork are here. The first runs before any lock is taken:
+ * it decides what is left out. Then the pools, the retired list and the block map offer what
+ * they have, each under its own lock. The last one tells the kernel (MADV_DONTFORK), and is the first after
  * the fork: in the parent, also when the fork failed, it takes all of it back; in the child it
  * keeps the addresses, as pools and the block map still name them.
  *
@@ -21,7 +20,6 @@
 #include "base/bits.h"
 #include "base/lock.h"
 #include "core/block_map.h"
-#include "core/cache.h"
 #include "core/hooks.h"
 #include "core/pin.h"
 #include "core/uses.h"
@@ -189,23 +187,11 @@ nrm__left_out_offer(uintptr_t start, size_t nbytes)
 /* ---- the hooks ---- */
 
 static void
-drain(nrm_resource *mr, void *context)
-{
-    (void)context;
-    if (is_of_ours(mr) && mr->ops->take_back != NULL) {
-        nrm__cache_drain(mr);
-    }
-}
-
-static void
 begin(void)
 {
     now.n_ranges = 0;
     now.lost_nbytes = 0;
     now.scope = scope_now();
-    if (now.scope == NRM__LEFT_OUT_IDLE) {
-        nrm__resource_for_each(drain, NULL);
-    }
 }
 
 /* What the kernel refuses is copied. */
