@@ -1,11 +1,11 @@
 /*
  * A pool over a fork. Its locks are held meanwhile, so that it is whole on both sides.
  *
- * What lies free or parked in registered segments is left out of the child (core/left_out.h),
- * with what threads keep and have parked themselves, and stays with them:
- * nobody needs it there, as a child hands out no page-locked memory. Neighbours go as one
- * range. In the child such blocks are still described, and can be neither read nor written:
- * so no block grows into them.
+ * What lies free or parked in registered segments is left out of the child
+ * (core/left_out.h), and so is what threads keep and have parked themselves: nobody needs
+ * it there, as a child hands out no page-locked memory. Neighbours go as one range, whoever
+ * has them. In the child such blocks are still described, and can be neither read nor
+ * written: so no block grows into them.
  */
 #include "core/left_out.h"
 
