@@ -192,7 +192,7 @@ def test_a_pool_of_workers(run_python) -> None:  # type: ignore[no-untyped-def]
                 print(pool.map(work, [3, 100_000]))
         """
     )
-    for method in ("fork", "spawn"):
+    for method in ("fork", "forkserver", "spawn"):
         done = run_python(program.replace("METHOD", method))
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout == "[('pinned', 9), ('pinned', 10000000000)]\n"

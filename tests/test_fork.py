@@ -170,23 +170,125 @@ def test_an_array_grows_in_the_child(run) -> None:  # type: ignore[no-untyped-de
     )
 
 
+def test_what_threads_keep_is_free(run) -> None:  # type: ignore[no-untyped-def]
+    """And stays with them in the parent, who need not ask the pool for it again."""
+    run(
+        """
+        handler = numpy_rmm.use_handler("pinned").handler
+        live = handler.run(arrays)
+        freed, may_go_on, ready = [], threading.Event(), threading.Barrier(4)
+        def work():
+            mine = arrays(8)
+            freed.extend(address(array) for array in mine)
+            del mine
+            ready.wait()
+            may_go_on.wait()
+            again = arrays(8)
+            assert all((array == i).all() for i, array in enumerate(again))
+        threads = [threading.Thread(target=handler.run, args=(work,)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        ready.wait()
+        before = handler.resource.statistics()
+        for _ in range(3):
+            assert in_child(check, live, freed) == 0
+        assert handler.resource.statistics() == before
+        may_go_on.set()
+        for thread in threads:
+            thread.join()
+        check(live, [])
+        assert kept_from_children() == 0
+        """
+    )
+
+
 def test_workers_read_an_array_of_the_parent(run) -> None:  # type: ignore[no-untyped-def]
+    """Of a GiB, the most that is not warned of."""
     text = run(
         """
         import multiprocessing
         numpy_rmm.set_handler("pinned")
         free = arrays()
-        shared = np.arange(4 * MIB)
+        shared = np.arange(128 * MIB)
+        assert shared.nbytes == 1 << 30
         del free
         def total(part):
             return int(shared[part::4].sum()), numpy_rmm.memory_kind(shared)
         with multiprocessing.get_context("fork").Pool(4) as pool:
             parts = pool.map(total, range(4))
-        print(sum(part for part, _ in parts) == int(shared.sum()))
+        n = shared.size
+        print(sum(part for part, _ in parts) == n * (n - 1) // 2)
         print({kind for _, kind in parts})
         """
     )
     assert text == "True\n{'pinned'}\n"
+
+
+LOADER = '''
+import multiprocessing, queue, sys, threading
+import numpy as np, numpy_rmm
+
+N_BATCHES = 24
+N_VALUES = 1 << 17
+
+def load(tasks, batches):
+    numpy_rmm.reset_handler()  # or it would warn: there is no CUDA in a forked child
+    for n in iter(tasks.get, None):
+        batches.put((n, np.full(N_VALUES, n, np.int64)))
+
+class Loader:
+    """A worker makes batches, and a thread copies them to page-locked memory."""
+
+    def __init__(self, context):
+        self.tasks, self.batches = queues = context.Queue(), context.Queue()
+        self.ready = queue.Queue(4)
+        self.worker = context.Process(target=load, args=queues)
+        self.worker.start()
+        for n in [*range(N_BATCHES), None]:
+            self.tasks.put(n)
+        handler = numpy_rmm.use_handler("pinned").handler
+        self.thread = threading.Thread(target=handler.run, args=(self.pin,))
+        self.thread.start()
+
+    def pin(self):
+        for _ in range(N_BATCHES):
+            n, batch = self.batches.get(timeout=60)
+            self.ready.put((n, batch.copy()))
+
+    def __iter__(self):
+        for _ in range(N_BATCHES):
+            yield self.ready.get(timeout=60)
+        self.thread.join()
+        self.worker.join()
+        assert self.worker.exitcode == 0
+
+def main(method):
+    context = multiprocessing.get_context(method)
+    numpy_rmm.set_handler("pinned")
+    # The second one's worker is made while the first one's thread works.
+    loaders, seen = [Loader(context)], []
+    for n, batch in loaders[0]:
+        assert numpy_rmm.memory_kind(batch) == "pinned"
+        assert (batch == n).all()
+        seen.append(n)
+        del batch
+        if len(seen) == 4:
+            loaders.append(Loader(context))
+    for n, batch in loaders[1]:
+        assert (batch == n).all()
+        seen.append(n)
+    assert sorted(seen) == sorted(2 * list(range(N_BATCHES)))
+
+if __name__ == "__main__":
+    main(METHOD)
+'''
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_loader_of_batches(method: str, run_python) -> None:  # type: ignore[no-untyped-def]
+    """As programs feed GPUs: workers fill them, a thread of the parent locks them."""
+    done = run_python(LOADER.replace("METHOD", repr(method)))
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_threads_allocate_while_the_process_forks(run) -> None:  # type: ignore[no-untyped-def]

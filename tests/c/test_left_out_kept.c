@@ -276,6 +276,61 @@ TEST(the_parent_waits_for_what_is_parked)
     simulator_check_faults();
 }
 
+/* ---- handlers of others ---- */
+
+static nrm_resource *used_by_handlers;
+static size_t n_handled;
+
+/* Registered later than ours, they find none of our locks held. */
+static void
+allocates_and_frees(nrm_status expected)
+{
+    void *ptr = NULL;
+    if (used_by_handlers != NULL) {
+        nrm_status status =
+            nrm_resource_allocate(used_by_handlers, BLOCK, 0, NULL, &ptr);
+        CHECK_EQ(status, expected);
+        CHECK_OK(nrm_resource_deallocate(used_by_handlers, ptr, 0, NULL));
+        n_handled++;
+    }
+}
+
+static void
+in_parent(void)
+{
+    allocates_and_frees(NRM_OK);
+}
+
+static void
+in_its_child(void)
+{
+    allocates_and_frees(NRM_CUDA_UNAVAILABLE);
+}
+
+static void
+were_handled(void)
+{
+    CHECK_EQ(n_handled, 2u); /* before, and in the child */
+    check_all();
+}
+
+TEST_EACH(handlers_of_others_may_allocate, keeping)
+{
+    static bool are_registered; /* for ever */
+    begin_with_worker(row);
+    if (!are_registered) {
+        CHECK_EQ(pthread_atfork(in_parent, in_parent, in_its_child), 0);
+        are_registered = true;
+    }
+    used_by_handlers = scene.mr;
+    n_handled = 0;
+    CHECK_EQ(in_child(were_handled), 0);
+    CHECK_EQ(n_handled, 2u);
+    used_by_handlers = NULL;
+    worker_run(&worker, free_odd, NULL);
+    end_with_worker();
+}
+
 /* ---- while others work ---- */
 
 static atomic_bool stop;

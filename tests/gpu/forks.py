@@ -21,6 +21,7 @@ import platform
 import struct
 import subprocess
 import sys
+import threading
 import time
 import traceback
 import warnings
@@ -37,6 +38,7 @@ from numpy_rmm import mr
 
 MIB, GIB = 1 << 20, 1 << 30
 PIECE = 64 * MIB
+KEPT_PIECE, N_THREADS = 4 * MIB, 8
 N_FORKS, N_WORKERS = 7, 4
 ROW_LIMIT = 200  # seconds
 Row = dict[str, Any]
@@ -90,6 +92,47 @@ def make_idle(nbytes: int) -> object:
     return pool
 
 
+def keep(nbytes: int, has_kept: threading.Barrier) -> None:
+    """Frees much, of which a thread keeps a part, and stays."""
+    arrays = [np.ones(KEPT_PIECE, np.uint8) for _ in range(nbytes // KEPT_PIECE)]
+    del arrays
+    has_kept.wait()
+    threading.Event().wait()
+
+
+def work_on(nbytes: int, begins: threading.Barrier) -> None:
+    """Allocates and frees all the time, and has one array at most."""
+    begins.wait()
+    while True:
+        np.ones(KEPT_PIECE, np.uint8)
+
+
+def in_threads(part: Callable[[int, threading.Barrier], None], nbytes: int) -> object:
+    pool = pinned_pool()
+    handler = numpy_rmm.use_handler(pool).handler
+    barrier = threading.Barrier(N_THREADS + 1)
+    for _ in range(N_THREADS):
+        args = (part, nbytes // N_THREADS, barrier)
+        threading.Thread(target=handler.run, args=args, daemon=True).start()
+    barrier.wait()
+    return pool
+
+
+def make_kept(nbytes: int) -> object:
+    """What threads have freed: some of it in the pool, some with them."""
+    pool = in_threads(keep, nbytes)
+    assert isinstance(pool, mr.MemoryResource)
+    statistics = pool.statistics()
+    assert statistics is not None
+    assert statistics.current_bytes == 0
+    assert statistics.reserved_bytes >= nbytes // N_THREADS, statistics
+    return pool
+
+
+def make_busy(nbytes: int) -> object:
+    return in_threads(work_on, nbytes)
+
+
 def make_live(nbytes: int) -> object:
     with numpy_rmm.use_handler(pinned_pool()):
         return np.ones(nbytes, np.uint8)
@@ -105,6 +148,8 @@ FORKS: dict[str, tuple[str, Callable[[int], object], str, str]] = {
     "nothing": ("none", make_nothing, "idle", "copy"),
     "ordinary": ("an ordinary array", make_ordinary, "idle", "copy"),
     "idle": ("a page-locked pool, all free", make_idle, "idle", "copy"),
+    "kept": ("the same, freed by 8 threads that live on", make_kept, "live", "copy"),
+    "busy": ("8 threads that allocate and free 4 MiB", make_busy, "live", "copy"),
     "live": ("a page-locked array", make_live, "live", "copy"),
     "live_dontfork": ('the same, fork="dontfork"', make_live, "live", "dontfork"),
     "pinned": ("an ordinary array that pin() has locked", make_pinned, "live", "copy"),
@@ -285,13 +330,14 @@ def problems(rows: list[Row], simulator: bool = False) -> list[str]:
     found = [f"{row['part']} {row['row']}: {row['error']}" for row in failed]
     nothing, idle = find(rows, "fork", "nothing"), find(rows, "fork", "idle")
     live, left_out = find(rows, "fork", "live"), find(rows, "fork", "live_dontfork")
+    kept, busy = find(rows, "fork", "kept"), find(rows, "fork", "busy")
     if simulator or found:
         return found
     if idle["seconds"][0] > 2 * nothing["seconds"][0]:
         found.append("idle memory makes a fork more than twice as long")
     found += [
         f"{row['row']}: the child has 200 MiB more, or above"
-        for row in (idle, left_out)
+        for row in (idle, kept, busy, left_out)
         if row["rss"] > nothing["rss"] + 200 * MIB
     ]
     # Otherwise nothing was locked here, and the rows above say nothing.
@@ -321,7 +367,7 @@ def tables(rows: list[Row]) -> str:
         forks.append(
             [
                 title,
-                "" if name == "nothing" else size(row["nbytes"]),
+                "" if name in ("nothing", "busy") else size(row["nbytes"]),
                 f"{times[0]:.1f}, {times[len(times) // 2]:.1f}",
                 size(row["rss"]),
                 size(row["own"]),

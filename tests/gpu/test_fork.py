@@ -58,7 +58,7 @@ def test_idle_memory_does_not_slow_a_fork_down(rows: Any) -> None:
     assert idle["seconds"][0] <= 2 * nothing["seconds"][0]
 
 
-@pytest.mark.parametrize("name", ["idle", "live_dontfork"])
+@pytest.mark.parametrize("name", ["idle", "kept", "busy", "live_dontfork"])
 def test_the_child_has_little_more(rows: Any, name: str) -> None:
     assert rows["fork", name]["rss"] < rows["fork", "nothing"]["rss"] + 200 * MIB
 
