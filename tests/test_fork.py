@@ -213,10 +213,11 @@ def test_workers_read_an_array_of_the_parent(run) -> None:  # type: ignore[no-un
         assert shared.nbytes == 1 << 30
         del free
         def total(part):
-            return int(shared[part::4].sum()), numpy_rmm.memory_kind(shared)
-        with multiprocessing.get_context("fork").Pool(4) as pool:
-            parts = pool.map(total, range(4))
+            return int(shared[part].sum()), numpy_rmm.memory_kind(shared)
         n = shared.size
+        with multiprocessing.get_context("fork").Pool(4) as pool:
+            quarters = [slice(i * n // 4, (i + 1) * n // 4) for i in range(4)]
+            parts = pool.map(total, quarters)
         print(sum(part for part, _ in parts) == n * (n - 1) // 2)
         print({kind for _, kind in parts})
         """
