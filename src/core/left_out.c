@@ -63,6 +63,27 @@ nrm__registered_subtract(size_t nbytes)
     atomic_fetch_sub_explicit(&registered_nbytes, nbytes, memory_order_relaxed);
 }
 
+static struct nrm__lock in_hand_lock = NRM__LOCK_INIT(NRM__RANK_BLOCK_MAP);
+static struct nrm__link all_in_hand = {&all_in_hand, &all_in_hand};
+
+void
+nrm__in_hand_begin(struct nrm__in_hand *in_hand, const void *ptr, size_t nbytes)
+{
+    in_hand->start = (uintptr_t)ptr;
+    in_hand->nbytes = nbytes;
+    nrm__lock_acquire(&in_hand_lock);
+    nrm__list_append(&all_in_hand, &in_hand->link);
+    nrm__lock_release(&in_hand_lock);
+}
+
+void
+nrm__in_hand_end(struct nrm__in_hand *in_hand)
+{
+    nrm__lock_acquire(&in_hand_lock);
+    nrm__list_remove(&in_hand->link);
+    nrm__lock_release(&in_hand_lock);
+}
+
 bool
 nrm__block_is_registered(const struct nrm__block *block)
 {
@@ -257,6 +278,31 @@ static const struct nrm__fork_hook first_hook = {
     .child = end_in_child,
 };
 
+static void
+offer_in_hand(void)
+{
+    for (struct nrm__link *link = all_in_hand.next; link != &all_in_hand;
+         link = link->next) {
+        const struct nrm__in_hand *in_hand =
+            NRM__CONTAINER(link, struct nrm__in_hand, link);
+        nrm__left_out_offer(in_hand->start, in_hand->nbytes);
+    }
+}
+
+/* The threads that have them do not go on in the child. */
+static void
+forget_in_hand(void)
+{
+    nrm__list_init(&all_in_hand);
+}
+
+static const struct nrm__fork_hook in_hand_hook = {
+    .rank = NRM__RANK_BLOCK_MAP,
+    .lock = &in_hand_lock,
+    .prepare = offer_in_hand,
+    .child = forget_in_hand,
+};
+
 static const struct nrm__fork_hook last_hook = {
     .rank = RANK_LAST,
     .prepare = leave_out,
@@ -268,5 +314,6 @@ __attribute__((constructor)) static void
 add_fork_hooks(void)
 {
     nrm__fork_hook_add(&first_hook);
+    nrm__fork_hook_add(&in_hand_hook);
     nrm__fork_hook_add(&last_hook);
 }

@@ -9,6 +9,7 @@
 #ifndef NRM_CORE_LEFT_OUT_H
 #define NRM_CORE_LEFT_OUT_H
 
+#include "base/list.h"
 #include "core/ops.h"
 
 /* What the fork in progress leaves out. */
@@ -36,6 +37,17 @@ bool nrm__block_is_registered(const struct nrm__block *block);
 
 void nrm__registered_add(size_t nbytes);
 void nrm__registered_subtract(size_t nbytes);
+
+/* Memory that it is about to register or to unlock, which nobody else knows of just then. */
+struct nrm__in_hand {
+    struct nrm__link link;
+    uintptr_t start;
+    size_t nbytes;
+};
+
+/* Such memory is left out meanwhile. The driver is called in between; nothing is unmapped. */
+void nrm__in_hand_begin(struct nrm__in_hand *in_hand, const void *ptr, size_t nbytes);
+void nrm__in_hand_end(struct nrm__in_hand *in_hand);
 
 /* ---- for who wants to know before ---- */
 

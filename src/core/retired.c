@@ -27,12 +27,19 @@ enum {
 
 static struct nrm__lock retired_lock = NRM__LOCK_INIT(NRM__RANK_RETIRED);
 static struct nrm__link retired = {&retired, &retired};
+static struct nrm__link all_ready = {&all_ready, &all_ready};
 static atomic_size_t n_retired;
 static atomic_size_t unasked_nbytes;      /* of them since the driver was asked */
 static atomic_bool waited_in_vain;        /* for known uses, and none has ended since */
 static atomic_uint_least64_t returned_ns; /* when such came back; 0: none is left */
 static atomic_uint_least64_t pace_ns;     /* that the GPU has lately needed for a MiB */
 static atomic_size_t n_used;              /* of them that wait for known uses */
+
+/* What a thread has taken off the list, and gives back by and by. */
+struct ready {
+    struct nrm__link entries;
+    struct nrm__link link; /* of all_ready, while there are any */
+};
 
 /* The entry of the block in the ordered table, or a new one for a block of a segment. */
 static struct nrm__entry *
@@ -149,12 +156,12 @@ ask_about_uses(void)
 /* Moves what is done to `ready`; the newest stamp of what is left, 0: nothing is. The
    GPU knows nothing of the pages of a forked child: there, everything is done. */
 static uint64_t
-take_ready(struct nrm__link *ready)
+take_ready(struct ready *ready)
 {
     bool forked = nrm__cuda_is_forked();
     uint64_t newest = 0;
     struct nrm__link *next;
-    nrm__list_init(ready);
+    nrm__list_init(&ready->entries);
     nrm__lock_acquire(&retired_lock);
     for (struct nrm__link *link = retired.next; link != &retired; link = next) {
         struct nrm__entry *entry = NRM__CONTAINER(link, struct nrm__entry, link);
@@ -162,14 +169,34 @@ take_ready(struct nrm__link *ready)
         bool is_done = nrm__epoch_is_done(entry->stamp);
         if (forked || (is_done && nrm__uses_are_done(entry->uses))) {
             nrm__list_remove(link);
-            nrm__list_append(ready, link);
+            nrm__list_append(&ready->entries, link);
         }
         else if (!is_done && entry->stamp > newest) {
             newest = entry->stamp;
         }
     }
+    if (!nrm__list_is_empty(&ready->entries)) {
+        nrm__list_append(&all_ready, &ready->link);
+    }
     nrm__lock_release(&retired_lock);
     return newest;
+}
+
+/* Its next entry, in no list any more; NULL: it has none. */
+static struct nrm__entry *
+pop(struct ready *ready)
+{
+    struct nrm__link *link = ready->entries.next;
+    if (link == &ready->entries) {
+        return NULL;
+    }
+    nrm__lock_acquire(&retired_lock);
+    nrm__list_remove(link);
+    if (nrm__list_is_empty(&ready->entries)) {
+        nrm__list_remove(&ready->link);
+    }
+    nrm__lock_release(&retired_lock);
+    return NRM__CONTAINER(link, struct nrm__entry, link);
 }
 
 static size_t
@@ -196,17 +223,16 @@ release_one(struct nrm__entry *entry)
 }
 
 static size_t
-release_all(struct nrm__link *ready)
+release_all(struct ready *ready)
 {
+    struct nrm__entry *entry = pop(ready);
     size_t nbytes = 0;
-    if (nrm__list_is_empty(ready)) {
+    if (entry == NULL) {
         return 0;
     }
     void *token = nrm__detach();
-    while (!nrm__list_is_empty(ready)) {
-        struct nrm__link *link = ready->next;
-        nrm__list_remove(link);
-        nbytes += release_one(NRM__CONTAINER(link, struct nrm__entry, link));
+    for (; entry != NULL; entry = pop(ready)) {
+        nbytes += release_one(entry);
     }
     nrm__attach(token);
     return nbytes;
@@ -230,7 +256,7 @@ note_pace(size_t nbytes)
 static bool
 return_used(void)
 {
-    struct nrm__link ready;
+    struct ready ready;
     ask_about_uses();
     (void)take_ready(&ready);
     size_t nbytes = release_all(&ready);
@@ -286,7 +312,7 @@ nrm__retired_ask_about(size_t nbytes)
 size_t
 nrm__retired_release_done(void)
 {
-    struct nrm__link ready;
+    struct ready ready;
     if (nrm__is_exiting() || nrm__retired_is_empty()) {
         return 0;
     }
@@ -299,7 +325,7 @@ nrm__retired_release_done(void)
 size_t
 nrm__retired_drain(uint64_t limit_ns)
 {
-    struct nrm__link ready;
+    struct ready ready;
     nrm__background_drop_orphan();
     nrm__captures_reap();
     if (nrm__is_exiting() || nrm__retired_is_empty()) {
@@ -330,16 +356,10 @@ nrm__retired_is_empty(void)
 
 /* ---- fork ---- */
 
-/* Nobody uses what is retired. Blocks of pools lie in segments, which may be left out as a
-   whole. */
 static void
-fork_prepare(void)
+offer_all(const struct nrm__link *entries, enum nrm__left_out scope)
 {
-    enum nrm__left_out scope = nrm__left_out_scope();
-    if (scope == NRM__LEFT_OUT_NOTHING) {
-        return;
-    }
-    for (struct nrm__link *link = retired.next; link != &retired; link = link->next) {
+    for (struct nrm__link *link = entries->next; link != entries; link = link->next) {
         const struct nrm__block *block =
             &NRM__CONTAINER(link, struct nrm__entry, link)->block;
         bool is_alone = block->segment == NULL || scope == NRM__LEFT_OUT_IDLE;
@@ -349,10 +369,34 @@ fork_prepare(void)
     }
 }
 
+/* Nobody uses what is retired. Blocks of pools lie in segments, which may be left out as a
+   whole. */
+static void
+fork_prepare(void)
+{
+    enum nrm__left_out scope = nrm__left_out_scope();
+    if (scope == NRM__LEFT_OUT_NOTHING) {
+        return;
+    }
+    offer_all(&retired, scope);
+    for (struct nrm__link *link = all_ready.next; link != &all_ready;
+         link = link->next) {
+        offer_all(&NRM__CONTAINER(link, struct ready, link)->entries, scope);
+    }
+}
+
+/* The threads that have them do not go on here. */
+static void
+fork_child(void)
+{
+    nrm__list_init(&all_ready);
+}
+
 static const struct nrm__fork_hook retired_hook = {
     .rank = NRM__RANK_RETIRED,
     .lock = &retired_lock,
     .prepare = fork_prepare,
+    .child = fork_child,
 };
 
 __attribute__((constructor)) static void

@@ -201,9 +201,12 @@ map_registered(const struct nrm__cuda_scope *scope, size_t nbytes, size_t alignm
 {
     nrm_CUresult code = NRM_CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
     for (int i = 0; i < MAX_SET_ASIDE; i++) {
+        struct nrm__in_hand in_hand;
         NRM_TRY(map_touched(nbytes, alignment, out));
+        nrm__in_hand_begin(&in_hand, *out, nbytes);
         code = scope->driver->cuMemHostRegister(*out, nbytes,
                                                 NRM_CU_MEMHOSTREGISTER_PORTABLE);
+        nrm__in_hand_end(&in_hand);
         if (code != NRM_CUDA_SUCCESS) {
             nrm__unmap(*out, nbytes);
         }
@@ -338,6 +341,19 @@ pinned_deallocate(nrm_resource *self, const struct nrm__block *block,
 
 /* ---- release ---- */
 
+static nrm_CUresult
+unlock_entered(const struct nrm__cuda_scope *scope, const struct locked *locked)
+{
+    if (!locked->registered) {
+        return scope->driver->cuMemFreeHost(locked->base);
+    }
+    struct nrm__in_hand in_hand;
+    nrm__in_hand_begin(&in_hand, locked->base, locked->nbytes);
+    nrm_CUresult code = scope->driver->cuMemHostUnregister(locked->base);
+    nrm__in_hand_end(&in_hand);
+    return code;
+}
+
 /* NRM_OK also when the context went meanwhile, and the lock with it. */
 static nrm_status
 unlock(const struct locked *locked, bool *out_can_unmap)
@@ -346,8 +362,7 @@ unlock(const struct locked *locked, bool *out_can_unmap)
     nrm_CUresult code = NRM_CUDA_SUCCESS;
     NRM_TRY(nrm__cuda_enter(locked->device, &scope));
     if (scope.generation == atomic_load(&locked->generation)) {
-        code = locked->registered ? scope.driver->cuMemHostUnregister(locked->base)
-                                  : scope.driver->cuMemFreeHost(locked->base);
+        code = unlock_entered(&scope, locked);
     }
     nrm__cuda_leave(&scope);
     *out_can_unmap = code == NRM_CUDA_SUCCESS || nrm__cuda_is_destroyed(code) ||
