@@ -1,8 +1,8 @@
 /*
- * See left_out.h. Two hooks of each fork are here. The first runs before any lock is
+ * See left_out.h. Three hooks of each fork are here. The first runs before any lock is
  * taken: it decides what is left out. Then the pools, the retired list and the block map
- * offer what they have, each under its own lock, and pools what threads keep, who are kept
- * out by then. The last hook tells the kernel (MADV_DONTFORK), and is the first after the
+ * offer what they have, each under its own lock, pools what threads keep, who are kept out
+ * by then, and sources what they have in hand. The last hook tells the kernel (MADV_DONTFORK), and is the first after the
  * fork: in the parent, also when the fork failed, it takes all of it back; in the child it
  * keeps the addresses, as pools and the block map still name them.
  *
