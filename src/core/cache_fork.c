@@ -67,7 +67,7 @@ fork_child(void)
 /* ---- for pools ---- */
 
 static void
-visit_magazines(const struct nrm__magazines *magazines, nrm__cell_visit *visit)
+visit_magazines(struct nrm__magazines *magazines, nrm__cell_visit *visit)
 {
     for (size_t i = 0; magazines->set_nbytes != 0 && i < NRM__CACHE_SETS; i++) {
         for (uint32_t k = 0; k < magazines->sets[i].n; k++) {
@@ -75,7 +75,7 @@ visit_magazines(const struct nrm__magazines *magazines, nrm__cell_visit *visit)
         }
     }
     for (uint32_t i = 0; i < magazines->n_parked; i++) {
-        visit(magazines->pool, &magazines->parked[i].cell);
+        visit(magazines->pool, &nrm__cache_parked_at(magazines, i)->cell);
     }
 }
 
