@@ -26,6 +26,7 @@
 #include "core/cache.h"
 #include "core/left_out.h"
 #include "core/nodes.h"
+#include "core/overlay.h"
 #include "os/fork.h"
 #include "os/memory.h"
 
@@ -34,9 +35,6 @@
 #define LEAF_PAGES NRM__MAP_LEAF_PAGES
 #define N_LEAVES NRM__MAP_N_LEAVES
 #define N_SHARDS 64
-
-/* How many outer ranges of the overlay are tried when inner ones do not contain it. */
-#define OVERLAY_DEPTH 16
 
 
 _Atomic(nrm__page_entry *) nrm__map_leaves[N_LEAVES];
@@ -278,8 +276,23 @@ insert_locked(struct table *table, struct nrm__entry *entry, uintptr_t start,
     }
     nrm__tree_insert(&table->tree, &entry->node);
     if (table == &overlay) {
+        nrm__overlay_enter(&table->tree, entry, floor);
         atomic_fetch_add_explicit(&nrm__map_overlay.n, 1, memory_order_release);
     }
+}
+
+/* Takes `entry` from below `top`; false: it is not there. */
+static bool
+remove_below(struct nrm__entry *top, const struct nrm__entry *entry)
+{
+    while (top->below != NULL && top->below != entry) {
+        top = top->below;
+    }
+    bool is_there = top->below != NULL;
+    if (is_there) {
+        top->below = entry->below;
+    }
+    return is_there;
 }
 
 /* False when `entry` is not in the table (any more). */
@@ -290,22 +303,17 @@ remove_locked(struct table *table, struct nrm__entry *entry, uintptr_t start)
     if (top == NULL || top->node.start != start) {
         return false;
     }
+    if (top != entry && !remove_below(top, entry)) {
+        return false;
+    }
     if (top == entry) {
         nrm__tree_remove(&table->tree, &entry->node);
         if (entry->below != NULL) {
             nrm__tree_insert(&table->tree, &entry->below->node);
         }
     }
-    else {
-        while (top->below != NULL && top->below != entry) {
-            top = top->below;
-        }
-        if (top->below == NULL) {
-            return false;
-        }
-        top->below = entry->below;
-    }
     if (table == &overlay) {
+        nrm__overlay_leave(&table->tree, entry);
         atomic_fetch_sub_explicit(&nrm__map_overlay.n, 1, memory_order_release);
     }
     return true;
@@ -346,14 +354,19 @@ find_in_table(struct table *table, uintptr_t address, struct nrm__block *out)
     return found;
 }
 
-/* Whether a segment is made of the block of `entry`, through pools in between or not. */
+/* Whether a range of the overlay lies in the segment of its page, which is counted into. It may
+   be as long; then the segment, or one that it shadows, may be of that very block. */
 static bool
-is_made_of(const struct nrm__segment *segment, const struct nrm__entry *entry)
+lies_in(const struct nrm__entry *entry, const struct nrm__segment *page)
 {
-    while (segment != NULL && segment->upstream.record != entry) {
-        segment = segment->upstream.segment;
+    size_t offset = entry->node.start - page->start;
+    if (offset > page->nbytes || entry->node.nbytes > page->nbytes - offset) {
+        return false;
     }
-    return segment != NULL;
+    while (page != NULL && page->upstream.record != entry) {
+        page = page->shadows;
+    }
+    return page == NULL;
 }
 
 /* The innermost range of the overlay around `address`, given the segment of its page
@@ -366,26 +379,14 @@ find_in_overlay(uintptr_t address, const struct nrm__segment *page,
     bool found = false;
     *out_segment = NULL;
     nrm__lock_acquire(&overlay.lock);
-    struct nrm__entry *entry = entry_of(nrm__tree_floor(&overlay.tree, address));
-    for (int i = 0; i < OVERLAY_DEPTH && entry != NULL; i++) {
-        if (address - entry->node.start < entry->node.nbytes) {
-            break;
-        }
-        entry = entry->node.start == 0
-                    ? NULL
-                    : entry_of(nrm__tree_floor(&overlay.tree, entry->node.start - 1));
-    }
-    if (entry != NULL && address - entry->node.start < entry->node.nbytes) {
-        bool inside = page == NULL ||
-                      (entry->node.start >= page->start &&
-                       entry->node.start - page->start <= page->nbytes &&
-                       entry->node.nbytes <= page->nbytes && !is_made_of(page, entry));
-        if (inside && entry->segment != NULL) {
+    struct nrm__entry *entry = nrm__overlay_find(&overlay.tree, address);
+    if (entry != NULL && (page == NULL || lies_in(entry, page))) {
+        if (entry->segment != NULL) {
             *out_segment = entry->segment;
             atomic_fetch_add(&entry->segment->readers, 1);
             found = true;
         }
-        else if (inside && nrm__resource_try_retain(entry->block.owner)) {
+        else if (nrm__resource_try_retain(entry->block.owner)) {
             *out = entry->block;
             found = true;
         }

@@ -124,7 +124,8 @@ nrm__starts_find(const struct nrm__segment *segment, uintptr_t address)
    that is retired goes on to the retired list (core/uses.c). */
 struct nrm__entry {
     struct nrm__tree_node node;
-    struct nrm__entry *below;     /* an older one with the same start */
+    struct nrm__entry *below; /* an older one with the same start */
+    struct nrm__entry *outer; /* in the overlay: what it lies in, that starts before */
     struct nrm__segment *segment; /* a segment; NULL: a block */
     struct nrm__block block;
     struct nrm__link link; /* in the retired list */
