@@ -18,9 +18,7 @@ nrm__forward_create(const struct nrm__ops *ops, nrm_resource *upstream,
     }
     nrm_resource *mr;
     NRM_TRY(nrm__resource_create(ops, upstream->kind, upstream, struct_nbytes, &mr));
-    mr->flags |= upstream->flags &
-                 (NRM__OPS_OVERLAY | /* its blocks are the upstream's */
-                  NRM__OPS_STACKS | NRM__OPS_ASKS);
+    mr->flags |= upstream->flags & NRM__OPS_PASSED_ON;
     *out = mr;
     return NRM_OK;
 }

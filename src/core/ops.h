@@ -81,6 +81,12 @@ enum {
     NRM__OPS_IN_ORDER = 1u
         << 12, /* of a source: what was asked for with a stream is only
                                      that stream's, also where the host could use it */
+    NRM__OPS_OWN_SIZES = 1u
+        << 13, /* has blocks of its own sizes: it may refuse a greater
+                                      alignment than its kind has, also of a segment */
+    /* What holds for those that hand out the blocks of their upstream, too. */
+    NRM__OPS_PASSED_ON = NRM__OPS_OVERLAY | NRM__OPS_STACKS | NRM__OPS_ASKS |
+        NRM__OPS_OWN_SIZES,
 };
 
 /* The bytes that a limit lets through at a time: see core/account.h. */

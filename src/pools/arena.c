@@ -386,10 +386,10 @@ set_size(struct arena *arena, size_t nbytes)
     }
     const nrm_resource *upstream = arena->base.upstream;
     size_t granule = nrm__kind_alignment(upstream->kind);
-    bool is_callback = (upstream->ops->flags & NRM__OPS_OVERLAY) != 0;
+    bool aligns_less = (upstream->flags & (NRM__OPS_OVERLAY | NRM__OPS_OWN_SIZES)) != 0;
     bool maps = upstream->kind == NRM_KIND_HOST || upstream->kind == NRM_KIND_PINNED;
-    size_t unit = is_callback ? granule : NRM__MAP_PAGE;
-    arena->alignment = maps && !is_callback ? NRM__HUGE_PAGE : granule;
+    size_t unit = aligns_less ? granule : NRM__MAP_PAGE;
+    arena->alignment = maps && !aligns_less ? NRM__HUGE_PAGE : granule;
     arena->nbytes = nrm__align_up(nrm__min(nbytes, SIZE_MAX / 2), unit);
     return NRM_OK;
 }

@@ -233,7 +233,7 @@ binning_finish(nrm_resource *mr)
 
 static const struct nrm__ops binning_ops = {
     .class_name = "BinningMemoryResource",
-    .flags = NRM__OPS_ADAPTOR,
+    .flags = NRM__OPS_ADAPTOR | NRM__OPS_OWN_SIZES,
     .allocate = binning_allocate,
     .deallocate = binning_deallocate,
     .reallocate = binning_reallocate,
@@ -450,6 +450,7 @@ nrm_binning_create(nrm_resource *upstream, const nrm_binning_options *options,
     }
     NRM_TRY(nrm__resource_create(&binning_ops, upstream->kind, upstream,
                                  sizeof(struct binning), &mr));
+    mr->flags |= upstream->flags & NRM__OPS_PASSED_ON;
     nrm__lock_init(&binning_from(mr)->lock, NRM__RANK_POOL);
     nrm__resource_publish(mr);
     nrm_status status = given.make_bins ? make_bins(mr, &given) : NRM_OK;

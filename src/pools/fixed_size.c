@@ -464,6 +464,7 @@ fixed_size_finish(nrm_resource *mr)
 
 static const struct nrm__ops fixed_size_ops = {
     .class_name = "FixedSizeMemoryResource",
+    .flags = NRM__OPS_OWN_SIZES,
     .allocate = fixed_size_allocate,
     .deallocate = fixed_size_deallocate,
     .reallocate = fixed_size_reallocate,

@@ -29,7 +29,7 @@ segment_alignment(const struct nrm__pool *pool)
     if (pool->fixed.block_nbytes != 0) {
         return pool->fixed.chunk_alignment;
     }
-    if (!maps || (upstream->flags & NRM__OPS_OVERLAY)) {
+    if (!maps || (upstream->flags & (NRM__OPS_OVERLAY | NRM__OPS_OWN_SIZES))) {
         return pool->alignment;
     }
     return NRM__HUGE_PAGE;

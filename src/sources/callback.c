@@ -4,7 +4,9 @@
  * What they return is checked, since a handler promises alignment and NumPy relies on
  * it. Page-locked and managed blocks are retired like those of our own sources, so that
  * their functions, too, are called only when the GPU is done. Functions that need an
- * interpreter serve no array: they are called in place, in the thread that gives back.
+ * interpreter serve no array: they are called in place, in the thread that gives back. They
+ * are not told of an alignment either: where it is more than their kind has, they are asked for
+ * so much more that it lies in what they return.
  */
 #include <stdio.h>
 #include <string.h>
@@ -53,33 +55,83 @@ give_back(nrm_resource *self, void *ptr, size_t nbytes, nrm_stream *stream)
     nrm__lost_error_note(nrm_last_error());
 }
 
+/* ---- blocks that are aligned more than what the functions return ---- */
+
+#define EXPONENT_BITS                                                                  \
+    6 /* of a tag: of the alignment, below how far in the block begins */
+
+static size_t
+slack_of(const nrm_resource *self, size_t alignment)
+{
+    size_t natural = nrm__kind_alignment(self->kind);
+    return functions_of(self)->calls_user_code && alignment > natural
+               ? alignment - natural
+               : 0;
+}
+
+static void
+place(struct nrm__block *block, void *ptr, size_t alignment)
+{
+    size_t start = nrm__align_up((size_t)ptr, alignment);
+    block->ptr = (void *)(uintptr_t)start;
+    block->tag = (uint64_t)(start - (size_t)ptr) << EXPONENT_BITS |
+                 (unsigned)__builtin_ctzll(alignment);
+}
+
+static void
+give_block_back(nrm_resource *self, const struct nrm__block *block, nrm_stream *stream)
+{
+    size_t alignment = (size_t)1 << (block->tag & ((1u << EXPONENT_BITS) - 1));
+    char *ptr = (char *)block->ptr - (block->tag >> EXPONENT_BITS);
+    give_back(self, ptr, block->nbytes + slack_of(self, alignment), stream);
+}
+
+/* ---- the calls ---- */
+
+static nrm_status
+call_allocate(nrm_resource *self, const struct nrm__request *request, size_t nbytes,
+              void **out)
+{
+    const nrm_callback_options *functions = functions_of(self);
+    char asked[32];
+    nrm_format_nbytes(request->nbytes, asked, sizeof asked);
+    nrm_clear_last_error();
+    if (nbytes < request->nbytes) {
+        return nrm__error(NRM_OUT_OF_MEMORY,
+                          "%s aligned to %zu B are more than there is", asked,
+                          request->alignment);
+    }
+    nrm_status status = functions->allocate(functions->context, nbytes,
+                                            request->alignment, request->stream, out);
+    if (status != NRM_OK) {
+        return failed(status, "allocates", nbytes);
+    }
+    if (*out == NULL) {
+        return nrm__error(NRM_OUT_OF_MEMORY, "the callback has no memory for %s",
+                          asked);
+    }
+    return NRM_OK;
+}
+
 static nrm_status
 callback_allocate(nrm_resource *self, const struct nrm__request *request,
                   struct nrm__block *out)
 {
-    const nrm_callback_options *functions = functions_of(self);
+    size_t slack = slack_of(self, request->alignment);
+    size_t nbytes = request->nbytes + slack, needed = request->alignment - slack;
     char asked[32];
     void *ptr = NULL;
-    nrm_format_nbytes(request->nbytes, asked, sizeof asked);
-    nrm_clear_last_error();
-    nrm_status status = functions->allocate(functions->context, request->nbytes,
-                                            request->alignment, request->stream, &ptr);
-    if (status != NRM_OK) {
-        return failed(status, "allocates", request->nbytes);
-    }
-    if (ptr == NULL) {
-        return nrm__error(NRM_OUT_OF_MEMORY, "the callback has no memory for %s",
-                          asked);
-    }
-    if (!nrm__is_aligned(ptr, request->alignment)) {
-        give_back(self, ptr, request->nbytes, request->stream);
+    NRM_TRY(call_allocate(self, request, nbytes, &ptr));
+    if (!nrm__is_aligned(ptr, needed)) {
+        give_back(self, ptr, nbytes, request->stream);
+        nrm_format_nbytes(nbytes, asked, sizeof asked);
         return nrm__error(
             NRM_NOT_SUPPORTED,
             "the callback returned %p for %s, which is not aligned to the "
             "%zu bytes asked for",
-            ptr, asked, request->alignment);
+            ptr, asked, needed);
     }
-    out->ptr = ptr;
+    place(out, ptr, request->alignment);
     out->capacity = request->nbytes;
     return NRM_OK;
 }
@@ -87,7 +139,7 @@ callback_allocate(nrm_resource *self, const struct nrm__request *request,
 static void
 deallocate_now(nrm_resource *self, const struct nrm__block *block, nrm_stream *stream)
 {
-    give_back(self, block->ptr, block->nbytes, stream);
+    give_block_back(self, block, stream);
 }
 
 static void
@@ -100,7 +152,7 @@ static void
 callback_release(nrm_resource *self, const struct nrm__block *block)
 {
     if (!nrm__is_exiting()) {
-        give_back(self, block->ptr, block->nbytes, NULL);
+        give_block_back(self, block, NULL);
     }
 }
 

@@ -140,6 +140,27 @@ TEST(an_address_that_is_not_aligned_goes_back)
     nrm_resource_release(mr);
 }
 
+TEST(functions_that_know_of_no_alignment_are_asked_for_more)
+{
+    void *ptr, *huge;
+    nrm_resource *mr = make(NRM_KIND_HOST, true);
+    theirs.offset = 64;
+    REQUIRE_OK(nrm_resource_allocate(mr, 100, 4096, NULL, &ptr));
+    CHECK(ptr == theirs.memory + 4096);
+    CHECK_EQ(theirs.nbytes, 100u + 4096u - 64u);
+    CHECK_STATUS(nrm_resource_deallocate(mr, theirs.memory + 64, 100, NULL),
+                 NRM_NOT_OWNED);
+    CHECK_OK(nrm_resource_deallocate(mr, ptr, 100, NULL));
+    CHECK(theirs.given_back == theirs.memory + 64);
+    CHECK_EQ(theirs.given_back_nbytes, 100u + 4096u - 64u);
+    CHECK_STATUS(nrm_resource_allocate(mr, SIZE_MAX / 2, SIZE_MAX / 2 + 1, NULL, &huge),
+                 NRM_OUT_OF_MEMORY);
+    theirs.offset = 32;
+    CHECK_STATUS(nrm_resource_allocate(mr, 100, 4096, NULL, &ptr), NRM_NOT_SUPPORTED);
+    CHECK_EQ(theirs.n_allocated, theirs.n_given_back);
+    nrm_resource_release(mr);
+}
+
 TEST(an_error_of_giving_back_is_noted)
 {
     void *ptr;
