@@ -7,7 +7,9 @@ import inspect
 import os
 import resource
 import signal
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import numpy as np
 import pytest
 
 import numpy_rmm
-from numpy_rmm import mr
+from numpy_rmm import Stream, mr
 from numpy_rmm.testing import simulate_cuda
 
 COLUMNS = ["Thread", "Time", "Action", "Pointer", "Size", "Stream"]
@@ -126,6 +128,44 @@ def test_rows_of_threads_are_all_there(log: mr.LoggingResourceAdaptor) -> None:
         else:
             live.remove(row["Pointer"])
     assert not live
+
+
+@pytest.fixture
+def one_thread_at_a_time() -> Iterator[None]:
+    """None but one that waits gives the interpreter up."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(60)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("one_thread_at_a_time")
+def test_who_waits_for_the_interpreter_is_not_waited_for(tmp_path: Path) -> None:
+    """A thread is about to give a block back while another one fills its ring."""
+    host, name = mr.HostMemoryResource(), tmp_path / "log.csv"
+    begun, goes_on = threading.Event(), False
+
+    def deallocate(ptr: int, nbytes: int, _: Stream) -> None:
+        begun.set()
+        while not goes_on:
+            time.sleep(0.001)
+        host.deallocate(ptr, nbytes)
+
+    slow = mr.CallbackMemoryResource(
+        lambda nbytes, _: host.allocate(nbytes), deallocate, kind="host"
+    )
+    log = mr.LoggingResourceAdaptor(slow, name)
+    other = mr.LoggingResourceAdaptor(host, name)
+    thread = threading.Thread(target=log.deallocate, args=(log.allocate(100), 100))
+    thread.start()
+    begun.wait()
+    goes_on = True
+    for _ in range(5000):
+        other.deallocate(other.allocate(64), 64)
+    thread.join()
+    times = [row["Time"] for row in rows(log)]
+    assert len(times) == 10_002
+    assert times == sorted(times)
 
 
 @pytest.mark.usefixtures("cuda")

@@ -47,7 +47,7 @@ logging_allocate(nrm_resource *mr, const struct nrm__request *request,
 {
     nrm_status status = nrm__allocate(mr->upstream, request, out);
     nrm__log_note_allocation(log_of(mr), status == NRM_OK ? out->ptr : NULL,
-                             request->nbytes, request->stream, false);
+                             request->nbytes, request->stream, false, true);
     return status;
 }
 
@@ -58,14 +58,15 @@ logging_deallocate(nrm_resource *mr, const struct nrm__block *block, nrm_stream 
     size_t nbytes = block->nbytes;
     uint64_t ticks = nrm__log_begin_free();
     nrm__deallocate(mr->upstream, block, stream);
-    nrm__log_note(log_of(mr), NRM__LOG_FREE, ticks, ptr, nbytes, stream, false);
+    nrm__log_note(log_of(mr), NRM__LOG_FREE, ticks, ptr, nbytes, stream, false,
+                  stream != NULL);
 }
 
 static void
 logging_forget_block(nrm_resource *mr, const struct nrm__block *block)
 {
     nrm__log_note(log_of(mr), NRM__LOG_FREE, nrm__log_begin_free(), block->ptr,
-                  block->nbytes, NULL, false);
+                  block->nbytes, NULL, false, false);
 }
 
 /* One that changed its size in place went, and came back. */
@@ -82,11 +83,11 @@ logging_reallocate(nrm_resource *mr, struct nrm__block *block,
     }
     else {
         nrm__log_note(log_of(mr), NRM__LOG_FREE, ticks, ptr, nbytes, request->stream,
-                      false);
+                      false, false);
     }
     if (status != NRM_NOT_SUPPORTED) {
         nrm__log_note_allocation(log_of(mr), status == NRM_OK ? block->ptr : NULL,
-                                 request->nbytes, request->stream, false);
+                                 request->nbytes, request->stream, false, false);
     }
     return status;
 }

@@ -23,6 +23,7 @@
 #include "base/error.h"
 #include "base/lock.h"
 #include "core/background.h"
+#include "core/hooks.h"
 #include "core/log_file.h"
 #include "core/log_scale.h"
 #include "os/fork.h"
@@ -32,6 +33,8 @@
 #define PATIENCE_NS UINT64_C(1000000000) /* for records of a pending operation */
 #define DELAY_NS UINT64_C(200000000)     /* from a record to its row */
 #define RUN_RECORDS 256u                 /* under one hold of the lock */
+/* Of a ring, from which on whoever can give up the interpreter's lock makes room. */
+#define EARLY_RECORDS (NRM__LOG_RECORDS * 3 / 4)
 
 static struct nrm__lock lock = NRM__LOCK_INIT(NRM__RANK_LOG);
 
@@ -368,9 +371,9 @@ nrm__log_note_directly(const struct nrm__log_record *record)
 
 /* Drains, or waits for room that the drain of another thread makes. */
 static void
-make_room(struct nrm__log_ring *ring, uint64_t head)
+make_room(struct nrm__log_ring *ring, uint64_t head, unsigned n_records)
 {
-    while (head - atomic_load(&ring->tail) >= NRM__LOG_RECORDS) {
+    while (head - atomic_load(&ring->tail) >= n_records) {
         if (try_begin_drain()) {
             drain_all();
             write_files();
@@ -400,14 +403,29 @@ look(nrm_resource *mr, uint64_t now_ns, bool is_first)
     return goes_on ? now_ns + DELAY_NS : 0;
 }
 
+/* A thread that gives a block back may have to wait for the interpreter's lock before it notes
+   that, so who holds the lock must not wait for it. */
+static void
+make_room_detached(struct nrm__log_ring *ring, uint64_t head)
+{
+    if (head - atomic_load(&ring->tail) >= EARLY_RECORDS) {
+        void *token = nrm__detach();
+        make_room(ring, head, EARLY_RECORDS);
+        nrm__attach(token);
+    }
+}
+
 void
-nrm__log_pressed(struct nrm__log_ring *ring)
+nrm__log_pressed(struct nrm__log_ring *ring, bool may_detach)
 {
     uint64_t head = atomic_load_explicit(&ring->head, memory_order_relaxed);
-    make_room(ring, head);
+    if (may_detach) {
+        make_room_detached(ring, head);
+    }
+    make_room(ring, head, NRM__LOG_RECORDS);
     uint64_t tail = atomic_load(&ring->tail);
     bool is_half = head - tail >= NRM__LOG_RECORDS / 2;
-    atomic_store(&ring->limit, tail + NRM__LOG_RECORDS / (is_half ? 1 : 2));
+    atomic_store(&ring->limit, tail + (is_half ? EARLY_RECORDS : NRM__LOG_RECORDS / 2));
     if (atomic_load(&ring->tail) != tail) {
         atomic_store(&ring->limit, 0); /* drained meanwhile: ask again */
     }

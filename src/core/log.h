@@ -91,9 +91,10 @@ struct nrm__log_ring *nrm__log_make_ring(void);
 /* For those. */
 void nrm__log_note_directly(const struct nrm__log_record *record);
 
-/* A ring has its first record, is half full, or full: sees to it that it is drained, after a
-   moment or at once. No lock is held. */
-void nrm__log_pressed(struct nrm__log_ring *ring);
+/* A ring has its first record, is half full, or nearly: sees to it that it is drained, after a
+   moment or at once. No lock is held. `may_detach`: the interpreter's neither, if somebody has
+   to wait. */
+void nrm__log_pressed(struct nrm__log_ring *ring, bool may_detach);
 
 /* The ring of this thread; NULL: it has none yet. */
 static inline struct nrm__log_ring *

@@ -6,7 +6,7 @@
 
 /* In a thread that has no ring yet, or cannot have one. */
 __attribute__((noinline)) static void
-note_first(const struct nrm__log_record *record)
+note_first(const struct nrm__log_record *record, bool may_detach)
 {
     struct nrm__log_ring *ring = nrm__log_make_ring();
     if (ring == NULL) {
@@ -15,7 +15,7 @@ note_first(const struct nrm__log_record *record)
     }
     *nrm__log_next(ring) = *record;
     if (nrm__log_put(ring)) {
-        nrm__log_pressed(ring);
+        nrm__log_pressed(ring, may_detach);
     }
 }
 
@@ -29,14 +29,15 @@ end_pending(struct nrm__log_ring *ring, uint64_t ticks)
 
 void
 nrm__log_note(const struct nrm__log *log, enum nrm__log_action action, uint64_t ticks,
-              void *ptr, size_t nbytes, const nrm_stream *stream, bool counts)
+              void *ptr, size_t nbytes, const nrm_stream *stream, bool counts,
+              bool may_detach)
 {
     struct nrm__log_ring *ring = nrm__log_ring_now();
     struct nrm__log_record first;
     struct nrm__log_record *record = ring != NULL ? nrm__log_next(ring) : &first;
     nrm__log_write(record, log, action, ticks, ptr, nbytes, stream, counts);
     if (ring == NULL) {
-        note_first(&first);
+        note_first(&first, may_detach);
         return;
     }
     bool is_pressed = nrm__log_put(ring);
@@ -44,7 +45,7 @@ nrm__log_note(const struct nrm__log *log, enum nrm__log_action action, uint64_t 
         end_pending(ring, ticks);
     }
     if (is_pressed) {
-        nrm__log_pressed(ring);
+        nrm__log_pressed(ring, may_detach);
     }
 }
 

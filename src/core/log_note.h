@@ -31,17 +31,18 @@ nrm__log_write(struct nrm__log_record *record, const struct nrm__log *log,
     record->counts = counts;
 }
 
-/* Notes a request in any thread, from outside; ends what is pending since `ticks`. */
+/* Notes a request in any thread, from outside; ends what is pending since `ticks`.
+   `may_detach`: not where an array dies, nor in the middle of a change of its size. */
 void nrm__log_note(const struct nrm__log *log, enum nrm__log_action action,
                    uint64_t ticks, void *ptr, size_t nbytes, const nrm_stream *stream,
-                   bool counts);
+                   bool counts, bool may_detach);
 
 static inline void
 nrm__log_note_allocation(const struct nrm__log *log, void *ptr, size_t nbytes,
-                         const nrm_stream *stream, bool counts)
+                         const nrm_stream *stream, bool counts, bool may_detach)
 {
     nrm__log_note(log, ptr != NULL ? NRM__LOG_ALLOCATE : NRM__LOG_FAILURE, nrm__ticks(),
-                  ptr, nbytes, stream, counts);
+                  ptr, nbytes, stream, counts, may_detach);
 }
 
 /* A block is about to be given back: the time of that, for its record. */

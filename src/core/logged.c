@@ -89,7 +89,7 @@ allocate_past(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *str
     else {
         (void)nrm__request_failed(status, mr, nbytes);
     }
-    nrm__log_note_allocation(nrm__log_of(mr), ptr, nbytes, stream, true);
+    nrm__log_note_allocation(nrm__log_of(mr), ptr, nbytes, stream, true, true);
     return status;
 }
 
@@ -104,7 +104,8 @@ deallocate_past(nrm_resource *mr, void *ptr, nrm_stream *stream)
         nbytes = 0;
     }
     if (nbytes != 0) {
-        nrm__log_note(nrm__log_of(mr), NRM__LOG_FREE, ticks, ptr, nbytes, stream, true);
+        nrm__log_note(nrm__log_of(mr), NRM__LOG_FREE, ticks, ptr, nbytes, stream, true,
+                      stream != NULL);
     }
     else {
         nrm__log_cancel_free(ticks);
@@ -125,9 +126,9 @@ put_record(struct nrm__log_ring *ring, nrm_resource *mr, enum nrm__log_action ac
 }
 
 __attribute__((noinline)) static nrm_status
-press(struct nrm__log_ring *ring)
+press(struct nrm__log_ring *ring, bool in)
 {
-    nrm__log_pressed(ring);
+    nrm__log_pressed(ring, in);
     return NRM_OK;
 }
 
@@ -139,7 +140,7 @@ raise_and_leave(struct nrm__cache *cache, struct nrm__shard *shard, size_t nbyte
     nrm__shard_raise(shard);
     nrm__short_count(shard->behind, nbytes, in);
     nrm__cache_leave(cache);
-    return is_pressed ? press(ring) : NRM_OK;
+    return is_pressed ? press(ring, in) : NRM_OK;
 }
 
 /* Counts a block that has its record, and leaves. */
@@ -157,7 +158,7 @@ count_and_leave(struct nrm__cache *cache, const struct nrm__slot *slot, size_t n
         shard = shard->behind;
     } while (shard != NULL);
     nrm__cache_leave(cache);
-    return __builtin_expect(is_pressed, 0) ? press(ring) : NRM_OK;
+    return __builtin_expect(is_pressed, 0) ? press(ring, in) : NRM_OK;
 }
 
 /* The cache of this thread, with the slot of the upstream, entered; NULL: there is no short
