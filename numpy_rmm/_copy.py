@@ -106,6 +106,17 @@ def _dense(shape: tuple[int, ...], itemsize: int) -> Strides:
 # ---- reading an argument -------------------------------------------------------------
 
 
+def _dtype_of(value: object, interface: dict[str, Any]) -> np.dtype[Any]:
+    """Of ours as it is; fields of others stand in ``descr``, padding without a name."""
+    if isinstance(value, _core.DeviceArray):
+        return value.dtype
+    dtype = np.dtype(interface["typestr"])
+    fields = interface.get("descr") or ()
+    if dtype.kind == "V" and any(field[0] for field in fields):
+        dtype = np.lib.format.descr_to_dtype([tuple(field) for field in fields])
+    return dtype
+
+
 def _of_interface(name: str, value: object, interface: dict[str, Any]) -> _Side:
     version = interface.get("version", 0)
     if version < _MIN_VERSION:
@@ -115,9 +126,7 @@ def _of_interface(name: str, value: object, interface: dict[str, Any]) -> _Side:
         )
     if interface.get("mask") is not None:
         raise TypeError(f"{name}: an array with a mask cannot be copied")
-    dtype = np.dtype(interface["typestr"])
-    if dtype.kind == "V" and len(interface.get("descr") or ()) > 1:
-        dtype = np.dtype([tuple(field) for field in interface["descr"]])
+    dtype = _dtype_of(value, interface)
     shape = tuple(operator.index(n) for n in interface["shape"])
     strides = interface.get("strides")
     if strides is not None:

@@ -8,6 +8,7 @@ import pickle
 import sys
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -433,6 +434,51 @@ class Named(DeviceArray):
     name = ""
 
 
+STRUCTURES = {
+    "one field": np.dtype([("a", "<i4")]),
+    "padding": np.dtype([("a", "i1"), ("b", "<f8")], align=True),
+    "padding at both ends": np.dtype(
+        {"names": ["a"], "formats": ["<i4"], "offsets": [4], "itemsize": 20}
+    ),
+    "in one another": np.dtype([("a", [("x", "<i2"), ("y", "u1", (3,))]), ("b", "S3")]),
+    "a title": np.dtype([(("title", "a"), "<i4")]),
+    "overlapping": np.dtype(
+        {"names": ["a", "b"], "formats": ["<i4", "<i2"], "offsets": [0, 2]}
+    ),
+    "nothing": np.dtype("V5"),
+}
+
+
+@pytest.mark.parametrize("dtype", STRUCTURES.values(), ids=STRUCTURES)
+def test_structures_go_there_and_back(dtype: np.dtype[Any]) -> None:
+    given = np.zeros(4, dtype)
+    given.view(np.uint8)[:] = np.arange(given.nbytes)
+    array = to_device(given)
+    for each, expected in [
+        (array, given),
+        (array[::2].copy(), given[::2]),
+        (pickle.loads(pickle.dumps(array)), given),
+        (DeviceScalar(dtype, given[1]), given[1]),
+    ]:
+        back = each.copy_to_host()
+        assert back.dtype == dtype
+        assert np.array_equal(back, expected)
+
+
+@pytest.mark.parametrize(
+    "dtype", [dtype for name, dtype in STRUCTURES.items() if name != "overlapping"]
+)
+def test_structures_of_others_have_fields(dtype: np.dtype[Any]) -> None:
+    given = np.zeros(3, dtype)
+    given.view(np.uint8)[:] = np.arange(given.nbytes)
+    array, back = to_device(given), np.zeros(3, dtype)
+
+    interface = array.__cuda_array_interface__
+    assert interface.get("descr", [("", dtype.str)]) == dtype.descr
+    copyto(back, SimpleNamespace(__cuda_array_interface__=interface))
+    assert back.tobytes() == given.tobytes()
+
+
 def test_subclasses() -> None:
     named = Named((2, 3), np.int8)
     named.name = "x"
@@ -489,3 +535,13 @@ def test_a_scalar_pickles_as_itself() -> None:
     again = pickle.loads(pickle.dumps(DeviceScalar(np.int32, 7)))
     assert type(again) is DeviceScalar
     assert again.value == 7
+
+
+def test_copies_of_a_scalar_are_scalars() -> None:
+    scalar = DeviceScalar(np.int32, 7)
+    for again in (scalar.copy(), copy.copy(scalar), copy.deepcopy(scalar)):
+        scalar.value = 8
+        assert type(again) is DeviceScalar
+        assert again.value == 7
+        scalar.value = 7
+    assert type(scalar.reshape(1)) is DeviceArray

@@ -328,12 +328,27 @@ def test_from_memory_of_others(dtype: str) -> None:
     ("more", "error", "match"),
     [
         ({"strides": (2,)}, ValueError, "cuda_ary must be C-contiguous"),
+        ({"strides": ("2",)}, TypeError, "interpreted as an integer"),
         ({"shape": [8]}, ValueError, "must be tuples"),
+        ({"shape": (-8,)}, ValueError, r"shape of its \w+ cannot be \(-8,\)"),
+        ({"shape": (2**70,)}, ValueError, "do not fit into the buffer"),
+        ({"shape": (8.0,)}, TypeError, "interpreted as an integer"),
         ({"shape": (2**40, 2**40)}, ValueError, "has no size"),
         ({"typestr": "nonsense"}, ValueError, "is no text such as"),
         ({"mask": object()}, ValueError, "mask"),
         ({"data": None}, ValueError, "has no data"),
+        ({"data": (0, False)}, ValueError, r"data of its \w+ cannot be \(0, False\)"),
+        (
+            {"data": ("1", False)},
+            TypeError,
+            r"ary: data of its \w+ must be an int",
+        ),
         ({"stream": 0}, ValueError, "ambiguous"),
+        (
+            {"stream": -1},
+            ValueError,
+            r"ary: stream of its \w+ must not be neg",
+        ),
         ({"shape": (11,)}, ValueError, "11 B do not fit into the buffer, which has 10"),
     ],
 )

@@ -18,6 +18,7 @@ from numpy_rmm import (
     LEGACY_DEFAULT_STREAM,
     PER_THREAD_DEFAULT_STREAM,
     CudaStreamFlags,
+    DeviceBuffer,
     Stream,
     mr,
 )
@@ -111,11 +112,15 @@ class Value:
         self.value = value
 
 
+def object_of(module: str, name: str, **attributes: object) -> object:
+    base = type(name, (), {"__module__": module})
+    made = type("Subclass", (base,), {})()
+    vars(made).update(attributes)
+    return made
+
+
 def stream_of(module: str, **attributes: object) -> object:
-    base = type("Stream", (), {"__module__": module})
-    stream = type("Subclass", (base,), {})()
-    vars(stream).update(attributes)
-    return stream
+    return object_of(module, "Stream", **attributes)
 
 
 @pytest.mark.parametrize(
@@ -127,6 +132,8 @@ def stream_of(module: str, **attributes: object) -> object:
         ("numba.cuda.cudadrv.driver", {"handle": Value(0x1230)}, 0x1230),
         ("numba.cuda.cudadrv.driver", {"handle": Value(None)}, 0),
         ("numba_cuda.numba.cuda.driver", {"handle": 0x1230}, 0x1230),
+        ("other", {"ptr": 0x1230}, 0x1230),
+        ("other", {"handle": Value(0x1230), "priority": 1}, 0x1230),
     ],
 )
 def test_streams_of_libraries(
@@ -155,7 +162,18 @@ def test_streams_of_libraries(
 )
 def test_names_that_others_have_too(module: str, attributes: dict[str, object]) -> None:
     with pytest.raises(TypeError, match=r"obj must be a handle .*, not Subclass"):
-        Stream(stream_of(module, **attributes))  # type: ignore[arg-type]
+        Stream(object_of(module, "Memory", **attributes))  # type: ignore[arg-type]
+
+
+def test_a_name_that_only_streams_have() -> None:
+    theirs = object_of("other", "Queue", cuda_stream=0x1230)
+    assert Stream(theirs).handle == 0x1230  # type: ignore[arg-type]
+
+
+def test_a_buffer_is_no_stream(cuda: Driver) -> None:
+    cuda.activate()
+    with pytest.raises(TypeError, match=r"not numpy_rmm\.DeviceBuffer"):
+        Stream(DeviceBuffer(size=1))  # type: ignore[arg-type]
 
 
 def handle_of(theirs: object) -> int:

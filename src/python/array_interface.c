@@ -10,6 +10,8 @@
  */
 #include "python/array_interface.h"
 
+#include <stdio.h>
+
 #include "core/transfer.h"
 #include "python/args.h"
 #include "python/compat.h"
@@ -164,6 +166,15 @@ entry(PyObject *dict, const char *key)
     return value == Py_None ? NULL : value;
 }
 
+static int
+wrong_entry(const char *name, const char *key, PyObject *value)
+{
+    PyErr_Format(PyExc_ValueError,
+                 "%s: %s of its __cuda_array_interface__ cannot be %R", name, key,
+                 value);
+    return -1;
+}
+
 /* "<f8": 8 */
 static int
 read_itemsize(PyObject *dict, const char *name, size_t *out)
@@ -214,12 +225,17 @@ read_shape(PyObject *dict, const char *name, size_t *io_nbytes)
     bool is_contiguous = true;
     size_t dense = *io_nbytes;
     for (Py_ssize_t i = PyTuple_GET_SIZE(shape) - 1; i >= 0; i--) {
-        size_t n = PyLong_AsSize_t(PyTuple_GET_ITEM(shape, i));
+        Py_ssize_t length = PyNumber_AsSsize_t(PyTuple_GET_ITEM(shape, i), NULL);
         Py_ssize_t stride =
-            strides == NULL ? 0 : PyLong_AsSsize_t(PyTuple_GET_ITEM(strides, i));
+            strides == NULL ? 0
+                            : PyNumber_AsSsize_t(PyTuple_GET_ITEM(strides, i), NULL);
         if (PyErr_Occurred()) {
             return -1;
         }
+        if (length < 0) {
+            return wrong_entry(name, "shape", shape);
+        }
+        size_t n = (size_t)length;
         is_contiguous = is_contiguous &&
                         (strides == NULL || n <= 1 || stride == (Py_ssize_t)dense);
         if (n != 0 && dense > SIZE_MAX / 2 / n) {
@@ -231,6 +247,31 @@ read_shape(PyObject *dict, const char *name, size_t *io_nbytes)
     }
     *io_nbytes = dense;
     return is_contiguous || dense == 0 ? 0 : not_contiguous(name, shape, strides);
+}
+
+/* An address or a handle. */
+static int
+read_number(PyObject *value, const char *name, const char *key, uintptr_t *out)
+{
+    char text[128];
+    snprintf(text, sizeof text, "%s: %s of its __cuda_array_interface__", name, key);
+    return arg_address(value, text, out);
+}
+
+static int
+read_producer(PyObject *stream, const char *name, uintptr_t *out)
+{
+    if (read_number(stream, name, "stream", out) < 0) {
+        return -1;
+    }
+    if (*out == 0) {
+        PyErr_Format(PyExc_ValueError,
+                     "%s: stream 0 of __cuda_array_interface__ is ambiguous; 1 is the "
+                     "legacy default stream, and 2 the per-thread one",
+                     name);
+        return -1;
+    }
+    return 0;
 }
 
 static int
@@ -247,24 +288,14 @@ read_place(PyObject *dict, const char *name, struct array_bytes *out)
         return -1;
     }
     PyObject *address = PyTuple_GET_ITEM(data, 0);
-    if (address != Py_None && arg_address(address, name, &ptr) < 0) {
+    if (address != Py_None && read_number(address, name, "data", &ptr) < 0) {
         return -1;
+    }
+    if (ptr == 0 && out->nbytes != 0) {
+        return wrong_entry(name, "data", data);
     }
     out->ptr = (char *)ptr;
-    if (stream == NULL) {
-        return 0;
-    }
-    if (arg_address(stream, name, &out->producer) < 0) {
-        return -1;
-    }
-    if (out->producer == 0) {
-        PyErr_Format(PyExc_ValueError,
-                     "%s: stream 0 of __cuda_array_interface__ is ambiguous; 1 is the "
-                     "legacy default stream, and 2 the per-thread one",
-                     name);
-        return -1;
-    }
-    return 0;
+    return stream == NULL ? 0 : read_producer(stream, name, &out->producer);
 }
 
 int

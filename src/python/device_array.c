@@ -154,6 +154,21 @@ device_array_of_bytes(struct module_state *state, PyObject *buffer)
                              Py_NewRef(buffer));
 }
 
+PyObject *
+device_array_fields(PyObject *object)
+{
+    PyArray_Descr *dtype =
+        PyArray_DESCR((PyArrayObject *)device_array_from(object)->view);
+    PyObject *descr = PyDataType_HASFIELDS(dtype)
+                          ? PyObject_GetAttrString((PyObject *)dtype, "descr")
+                          : Py_NewRef(Py_None);
+    if (descr == NULL && PyErr_ExceptionMatches(PyExc_ValueError)) {
+        PyErr_Clear();
+        descr = Py_NewRef(Py_None);
+    }
+    return descr;
+}
+
 /* Of two threads that make them at once the first one's stay. */
 int64_t *
 device_array_item_strides(struct device_array *self)

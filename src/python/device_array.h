@@ -52,6 +52,10 @@ PyObject *device_array_over(struct module_state *state, PyObject *view, PyObject
 /* The memory of a DeviceBuffer as an array of its bytes. */
 PyObject *device_array_of_bytes(struct module_state *state, PyObject *buffer);
 
+/* What a structure's dtype has in `descr`; None: it is none, or its fields overlap or lie out
+   of order, for which there are no words. */
+PyObject *device_array_fields(PyObject *object);
+
 /* Its strides in items, borrowed as long as it lives. NULL with a BufferError: one is no whole
    number of them. */
 int64_t *device_array_item_strides(struct device_array *self);

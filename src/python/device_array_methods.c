@@ -273,6 +273,14 @@ is_fortran(PyArrayObject *view)
     return PyArray_IS_F_CONTIGUOUS(view) && !PyArray_IS_C_CONTIGUOUS(view);
 }
 
+/* A scalar's copy is one; of a class of others we do not know what it is made with. */
+static PyTypeObject *
+type_of_copy(struct module_state *state, PyObject *object)
+{
+    bool has_subclasses = PyType_HasFeature(Py_TYPE(object), Py_TPFLAGS_BASETYPE);
+    return has_subclasses ? state->device_array_type : Py_TYPE(object);
+}
+
 static PyObject *
 copy(PyObject *object, PyObject *Py_UNUSED(unused))
 {
@@ -286,7 +294,7 @@ copy(PyObject *object, PyObject *Py_UNUSED(unused))
         return NULL;
     }
     PyObject *other = device_array_of_shape(
-        state, state->device_array_type, PyArray_NDIM(view), PyArray_DIMS(view),
+        state, type_of_copy(state, object), PyArray_NDIM(view), PyArray_DIMS(view),
         (PyObject *)PyArray_DESCR(view), is_fortran(view), stream, memory->mr_object);
     Py_DECREF(stream);
     if (other != NULL && copy_elements(state, other, object) < 0) {
@@ -320,12 +328,12 @@ make_interface(PyObject *object, const nrm_stream *stream)
     PyObject *shape = PyObject_GetAttrString((PyObject *)view, "shape");
     PyObject *strides = PyObject_GetAttrString((PyObject *)view, "strides");
     PyObject *typestr = PyObject_GetAttrString(dtype, "str");
-    PyObject *descr = PyObject_GetAttrString(dtype, "descr");
+    PyObject *descr = device_array_fields(object);
     PyObject *dict = NULL;
     if (shape != NULL && strides != NULL && typestr != NULL && descr != NULL) {
-        dict = array_interface_make(
-            address_of(object), shape, is_dense ? NULL : strides, typestr,
-            PyDataType_HASFIELDS(PyArray_DESCR(view)) ? descr : NULL, stream);
+        dict = array_interface_make(address_of(object), shape,
+                                    is_dense ? NULL : strides, typestr,
+                                    descr != Py_None ? descr : NULL, stream);
     }
     Py_XDECREF(shape);
     Py_XDECREF(strides);

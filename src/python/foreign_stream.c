@@ -4,7 +4,8 @@
  * The protocol is called as a method by an interned name, so that a Stream over another
  * library's costs little more than that library's own answer. Objects without it are told by
  * the package that their class, or a base of it, comes from: "ptr" and "handle" are names
- * that many other things have. As an AttributeError and a walk along the bases take some
+ * that many other things have. They count of a class too that is called a stream, as those that
+ * wrap or imitate such a library's are. As an AttributeError and a walk along the bases take some
  * microseconds, the types that were met last are known by their version.
  */
 #include "python/foreign_stream.h"
@@ -16,7 +17,8 @@
 
 /* What libraries call the handle; Numba's is a ctypes pointer, whose value may be None. */
 static const struct library {
-    const char *package;
+    const char
+        *package; /* NULL: any other; all but the first need a class called a stream */
     const char *attribute;
     size_t name; /* where the module's state has the attribute's */
 } libraries[] = {
@@ -24,7 +26,13 @@ static const struct library {
     {"numba", "handle", offsetof(struct module_state, handle_name)},
     {"numba_cuda", "handle", offsetof(struct module_state, handle_name)},
     {"torch", "cuda_stream", offsetof(struct module_state, torch_stream_name)},
+    {NULL, "cuda_stream", offsetof(struct module_state, torch_stream_name)},
+    {NULL, "ptr", offsetof(struct module_state, ptr_name)},
+    {NULL, "handle", offsetof(struct module_state, handle_name)},
 };
+
+#define N_LIBRARIES (sizeof libraries / sizeof libraries[0])
+#define N_PACKAGES (N_LIBRARIES - 3)
 
 /* ---- the protocol ---- */
 
@@ -96,19 +104,53 @@ is_of_package(PyTypeObject *type, const char *package)
     return is;
 }
 
+/* "theirs.ExternalStream" */
+static bool
+is_called_stream(const PyTypeObject *type)
+{
+    static const char wanted[] = "Stream";
+    size_t length = strlen(type->tp_name);
+    return length >= strlen(wanted) &&
+           strcmp(type->tp_name + length - strlen(wanted), wanted) == 0;
+}
+
+static bool
+has_base_called_stream(PyObject *object)
+{
+    PyObject *bases = Py_TYPE(object)->tp_mro;
+    for (Py_ssize_t i = 0; bases != NULL && i < PyTuple_GET_SIZE(bases); i++) {
+        if (is_called_stream((PyTypeObject *)PyTuple_GET_ITEM(bases, i))) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static const struct library *
+find_alike(PyObject *object)
+{
+    size_t end = has_base_called_stream(object) ? N_LIBRARIES : N_PACKAGES + 1;
+    for (size_t i = N_PACKAGES; i < end; i++) {
+        if (PyObject_HasAttrString(object, libraries[i].attribute)) {
+            return &libraries[i];
+        }
+    }
+    return NULL;
+}
+
 static const struct library *
 find_library(PyObject *object)
 {
     PyObject *bases = Py_TYPE(object)->tp_mro;
     for (Py_ssize_t i = 0; bases != NULL && i < PyTuple_GET_SIZE(bases); i++) {
         PyTypeObject *base = (PyTypeObject *)PyTuple_GET_ITEM(bases, i);
-        for (size_t j = 0; j < sizeof libraries / sizeof libraries[0]; j++) {
+        for (size_t j = 0; j < N_PACKAGES; j++) {
             if (is_of_package(base, libraries[j].package)) {
                 return &libraries[j];
             }
         }
     }
-    return NULL;
+    return find_alike(object);
 }
 
 /* Steals `value`; an int, None, or a ctypes pointer. */
