@@ -110,7 +110,7 @@ def _dtype_of(value: object, interface: dict[str, Any]) -> np.dtype[Any]:
     """Of ours as it is; fields of others stand in ``descr``, padding without a name."""
     if isinstance(value, _core.DeviceArray):
         return value.dtype
-    dtype = np.dtype(interface["typestr"])
+    dtype: np.dtype[Any] = np.dtype(interface["typestr"])
     fields = interface.get("descr") or ()
     if dtype.kind == "V" and any(field[0] for field in fields):
         dtype = np.lib.format.descr_to_dtype([tuple(field) for field in fields])

@@ -200,12 +200,19 @@ def register_reinitialize_hook(
     callable
         `func`.
 
+    Raises
+    ------
+    TypeError
+        For what cannot be called.
+
     Examples
     --------
     >>> import numpy_rmm
     >>> hook = numpy_rmm.register_reinitialize_hook(print, "again")
     >>> numpy_rmm.unregister_reinitialize_hook(hook)
     """
+    if not callable(func):
+        raise TypeError(f"a hook must be callable, not {type(func).__name__}")
     _hooks.append((func, args, kwargs))
     return func
 

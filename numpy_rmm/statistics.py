@@ -228,10 +228,11 @@ class ProfilerRecords:
     ...     with numpy_rmm.use_handler("host"), profiler(records=records, name="zeros"):
     ...         x = np.zeros(n, np.uint8)
     >>> print(records.report())
-    Memory by name, ordered by memory_peak
+    Memory Profiling, in bytes
+    Ordered by: memory_peak
     <BLANKLINE>
-         calls      peak bytes     total bytes  name
-             2           3,000           4,000  zeros
+    ncalls     memory_peak    memory_total  filename:lineno(function)
+         2           3,000           4,000  zeros
     """
 
     MemoryRecord: type[_MemoryRecord] = MemoryRecord
@@ -256,7 +257,7 @@ class ProfilerRecords:
         self,
         ordered_by: Literal["num_calls", "memory_peak", "memory_total"] = "memory_peak",
     ) -> str:
-        """Return a table of all names, the largest first.
+        """Return a table of all names, the largest first, in RMM's columns.
 
         Parameters
         ----------
@@ -268,17 +269,18 @@ class ProfilerRecords:
             raise ValueError(
                 f"the order is one of {', '.join(orders)}, not {ordered_by!r}"
             )
-        title = f"Memory by name, ordered by {ordered_by}"
+        title = f"Memory Profiling, in bytes\nOrdered by: {ordered_by}\n"
         records = self.records
         if not records:
-            return f"{title}\n\nNo data: nothing that a profiler names has ended yet."
-        lines = [title, "", "     calls      peak bytes     total bytes  name"]
+            return f"{title}\nNo data: nothing that a profiler names has ended yet."
+        header = "ncalls     memory_peak    memory_total  filename:lineno(function)"
+        lines = [title, header]
         for name in sorted(
             records, key=lambda name: getattr(records[name], ordered_by), reverse=True
         ):
             record = records[name]
             lines.append(
-                f"{record.num_calls:10,d} {record.memory_peak:15,d} "
+                f"{record.num_calls:6,d} {record.memory_peak:15,d} "
                 f"{record.memory_total:15,d}  {name}"
             )
         return "\n".join(lines)

@@ -482,3 +482,15 @@ def test_python_functions_are_not_called_in_the_background() -> None:
     callback = mr.CallbackMemoryResource(host.allocate, host.deallocate, kind="host")
     with pytest.raises(ValueError, match="grow_ahead"):
         mr.PoolMemoryResource(callback, grow_ahead=True)
+
+
+def test_the_size_of_a_pool_is_what_it_has_of_its_upstream() -> None:
+    host = mr.HostMemoryResource()
+    pool = mr.PoolMemoryResource(host, "2 MiB", "8 MiB")
+    assert pool.pool_size() == 2 << 20
+    ptr = pool.allocate("3 MiB")
+    assert pool.pool_size() == host.statistics().current_bytes > 3 << 20
+    assert pool.pool_size() == pool.statistics().reserved_bytes
+    pool.deallocate(ptr, "3 MiB")
+    pool.trim()
+    assert pool.pool_size() == host.statistics().current_bytes

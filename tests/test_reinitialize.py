@@ -243,6 +243,11 @@ def test_hooks_run_the_last_first_and_before_anything(hook: Any) -> None:
     assert len(seen) == 1
 
 
+def test_a_hook_is_callable() -> None:
+    with pytest.raises(TypeError, match="must be callable, not int"):
+        numpy_rmm.register_reinitialize_hook(5)  # type: ignore[arg-type]
+
+
 def test_a_hook_that_raises_ends_it(hook: Any) -> None:
     def refuse() -> None:
         raise LookupError("not now")

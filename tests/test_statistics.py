@@ -441,8 +441,10 @@ def test_a_report_is_ordered(
         records.add("calls", Statistics(0, 0, 2000, 1, 2000, 1))
     report = records.report(ordered_by)  # type: ignore[arg-type]
     assert [line.split()[-1] for line in report.splitlines()[-3:]] == names
-    assert "         2           3,000       2,000,000  total" in report
-    assert ordered_by in report
+    assert "\n     2           3,000       2,000,000  total" in report
+    assert f"Ordered by: {ordered_by}\n" in report
+    columns = ["ncalls", "memory_peak", "memory_total", "filename:lineno(function)"]
+    assert report.splitlines()[-4].split() == columns  # as in RMM
     assert str(records) == records.report()
     assert "num_calls=3" in repr(records)
 

@@ -35,7 +35,32 @@ add_peer(PyObject *object, PyTypeObject *type, PyObject *const *args, Py_ssize_t
     Py_RETURN_NONE;
 }
 
+static PyObject *
+pool_size(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    struct module_state *state = type_state(Py_TYPE(object));
+    nrm_statistics statistics;
+    nrm_resource *mr = state == NULL || errors_begin_call() < 0
+                           ? NULL
+                           : memory_resource_get(state, object, "self");
+    if (mr == NULL) {
+        return NULL;
+    }
+    nrm_status status = nrm_resource_statistics(mr, &statistics);
+    return status == NRM_OK ? PyLong_FromLongLong(statistics.reserved_bytes)
+                            : errors_raise(state, status);
+}
+
 PyMethodDef pool_methods[] = {
+    {"pool_size", pool_size, METH_NOARGS,
+     PyDoc_STR(
+         "pool_size($self)\n--\n\n"
+         "Bytes that the pool has of its upstream, used and free: RMM's name for\n"
+         "``statistics().reserved_bytes``.\n\n"
+         "Examples\n--------\n"
+         ">>> from numpy_rmm import mr\n"
+         ">>> mr.PoolMemoryResource(mr.HostMemoryResource(), '4 MiB').pool_size()\n"
+         "4194304\n")},
     {"add_peer", (PyCFunction)(void (*)(void))add_peer,
      METH_METHOD | METH_FASTCALL | METH_KEYWORDS,
      SIGNATURE_DOC(
