@@ -261,7 +261,17 @@ PyMethodDef errors_methods[] = {
          "Returns\n-------\nErrorInfo or None\n"
          "    The record, with the fields ``status``, ``native_code``, ``native_name``,\n"
          "    ``message``, ``requested_nbytes`` (bytes) and ``resource``. None when\n"
-         "    nothing has failed in this thread.\n")},
+         "    nothing has failed in this thread.\n\n"
+         "Examples\n--------\n"
+         ">>> import numpy as np, numpy_rmm\n"
+         ">>> small = numpy_rmm.mr.LimitingResourceAdaptor(\n"
+         "...     numpy_rmm.mr.HostMemoryResource(), '1 MiB')\n"
+         ">>> with numpy_rmm.use_handler(small):\n"
+         "...     x = np.empty(1_000_000)\n"
+         "Traceback (most recent call last):\n"
+         "numpy...MemoryError: Unable to allocate 7.63 MiB ...\n"
+         ">>> numpy_rmm.last_error().requested_nbytes\n"
+         "8000000\n")},
     {"_lost_error", lost_error, METH_NOARGS,
      PyDoc_STR("_lost_error($module)\n--\n\n"
                "The first error of a free, or None, and how many there were.")},

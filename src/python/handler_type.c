@@ -215,7 +215,14 @@ static PyMethodDef handler_methods[] = {
          "Counters of what this handler served.\n\n"
          "Returns\n-------\nResourceStatistics or None\n"
          "    Sizes in requested bytes. None for NumPy's default and for handlers of\n"
-         "    other libraries.\n")},
+         "    other libraries.\n\n"
+         "Examples\n--------\n"
+         ">>> import numpy as np, numpy_rmm\n"
+         ">>> resource = numpy_rmm.mr.HostMemoryResource()\n"
+         ">>> with numpy_rmm.use_handler(resource) as handler:\n"
+         "...     x = np.zeros(1000)\n"
+         ">>> handler.statistics().current_bytes\n"
+         "8000\n")},
     {"trim", (PyCFunction)(void (*)(void))trim,
      METH_METHOD | METH_FASTCALL | METH_KEYWORDS,
      SIGNATURE_DOC("trim", "$self, ", TRIM_TEXT,

@@ -260,7 +260,17 @@ PyMethodDef resource_methods[] = {
          "Raises\n------\n"
          "OutOfMemoryError\n    When the memory cannot be had.\n"
          "ValueError\n    For a negative size, or an alignment that is no power\n"
-         "    of two.\n")},
+         "    of two.\n"
+         "NotImplementedError\n    For an alignment that it cannot give.\n\n"
+         "Examples\n--------\n"
+         ">>> from numpy_rmm import mr\n"
+         ">>> host = mr.HostMemoryResource()\n"
+         ">>> ptr = host.allocate('1 KiB', alignment=4096)\n"
+         ">>> ptr % 4096, host.statistics().current_bytes\n"
+         "(0, 1024)\n"
+         ">>> host.deallocate(ptr, '1 KiB')\n"
+         ">>> host.statistics().current_bytes\n"
+         "0\n")},
     {"deallocate", (PyCFunction)(void (*)(void))resource_deallocate,
      METH_METHOD | METH_FASTCALL | METH_KEYWORDS,
      SIGNATURE_DOC(
@@ -273,7 +283,8 @@ PyMethodDef resource_methods[] = {
          "    it so far is done; by default DEFAULT_STREAM.\n\n"
          "Raises\n------\n"
          "ValueError\n    When ptr is not an address of this resource, or was\n"
-         "    given back already; nothing changes.\n")},
+         "    given back already; nothing changes.\n\n"
+         "Examples\n--------\nSee :meth:`allocate`.\n")},
     {"statistics", (PyCFunction)(void (*)(void))resource_statistics,
      METH_METHOD | METH_FASTCALL | METH_KEYWORDS,
      SIGNATURE_DOC(
@@ -286,7 +297,15 @@ PyMethodDef resource_methods[] = {
          "    ``epochs``, ``waits``, ``fallbacks`` and ``errors``, and of a\n"
          "    pool that grows ahead of demand ``segments_ahead`` and\n"
          "    ``failures_ahead``. ``reserved_bytes`` is memory that can be\n"
-         "    used without asking again, whether or not its pages are present.\n")},
+         "    used without asking again, whether or not its pages are present.\n\n"
+         "Examples\n--------\n"
+         ">>> from numpy_rmm import mr\n"
+         ">>> pool = mr.PoolMemoryResource(mr.HostMemoryResource(), '1 MiB')\n"
+         ">>> ptr = pool.allocate(100)\n"
+         ">>> counts = pool.statistics()\n"
+         ">>> counts.current_bytes, counts.current_count, counts.reserved_bytes\n"
+         "(100, 1, 1048576)\n"
+         ">>> pool.deallocate(ptr, 100)\n")},
     {"trim", (PyCFunction)(void (*)(void))resource_trim,
      METH_METHOD | METH_FASTCALL | METH_KEYWORDS,
      SIGNATURE_DOC(
@@ -294,7 +313,12 @@ PyMethodDef resource_methods[] = {
          "Give unused memory back to the upstream, and that to the system.\n\n"
          "Parameters\n----------\n"
          "keep : int or str\n    Bytes to keep in reserve, about.\n\n"
-         "Returns\n-------\nint\n    The bytes given back.\n")},
+         "Returns\n-------\nint\n    The bytes given back.\n\n"
+         "Examples\n--------\n"
+         ">>> from numpy_rmm import mr\n"
+         ">>> pool = mr.PoolMemoryResource(mr.HostMemoryResource(), '1 MiB')\n"
+         ">>> pool.trim()\n"
+         "1048576\n")},
     {"get_upstream", get_upstream, METH_NOARGS,
      PyDoc_STR("get_upstream($self)\n--\n\nThe upstream, as RMM spells it.")},
     {"__reduce__", resource_reduce, METH_NOARGS, NULL},
