@@ -33,7 +33,7 @@ nrm__pool_begin(const nrm_resource *pool)
 nrm_status
 nrm__pool_check_usable(const nrm_resource *pool)
 {
-    if (!is_seen_by_gpus(pool)) {
+    if (pool->kind == NRM_KIND_HOST) {
         return NRM_OK;
     }
     if (nrm__cuda_is_forked()) {
@@ -44,7 +44,7 @@ nrm__pool_check_usable(const nrm_resource *pool)
             "method, or allocate before the fork",
             nrm_kind_name(pool->kind));
     }
-    if (nrm__epoch_is_lost()) {
+    if (is_seen_by_gpus(pool) && nrm__epoch_is_lost()) {
         return nrm__error(
             NRM_DEVICE_LOST,
             "the CUDA device reports an error that it cannot recover from: "

@@ -9,7 +9,8 @@
 #include "core/block_map.h"
 
 /* What an allocation from GPU-visible memory starts with: resets of contexts are noticed,
-   and a forked child or a lost device is an error. Host and device memory: nothing. */
+   and a lost device is an error; as is a forked child, also for device memory. Host memory:
+   nothing. */
 nrm_status nrm__pool_begin(const nrm_resource *pool);
 /* Its two halves, for a pool that asks the driver about its epochs in between. */
 void nrm__pool_notice_resets(const nrm_resource *pool);
