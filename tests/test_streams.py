@@ -192,12 +192,15 @@ def test_a_type_that_was_met_is_asked_for_the_protocol_all_the_same() -> None:
 
 
 def test_a_type_that_was_met_may_change_its_library() -> None:
-    theirs: Any = stream_of("cupy.cuda.stream", ptr=0x1230, cuda_stream=0x1240)
+    handles = {"ptr": 0x1230, "cuda_stream": 0x1240}
+    theirs: Any = object_of("cupy.cuda.stream", "Queue", **handles)
     assert [handle_of(theirs) for _ in range(3)] == [0x1230] * 3
     base = type(theirs).__bases__[0]
     base.__module__ = "torch.cuda.streams"
     assert [handle_of(theirs) for _ in range(3)] == [0x1240] * 3
     base.__module__ = "other"
+    assert handle_of(theirs) == 0x1240  # a name that only streams have
+    del theirs.cuda_stream
     with pytest.raises(TypeError, match="obj must be a handle"):
         handle_of(theirs)
 
