@@ -422,6 +422,10 @@ def test_a_destination_that_is_read_only(device: MakeDevice) -> None:
         ({"version": 1}, ValueError, "version 1 is too old"),
         ({"mask": object()}, TypeError, "mask"),
         ({"stream": 0}, ValueError, "ambiguous"),
+        ({"stream": -1}, ValueError, "stream of __cuda_array_interface__ must not be"),
+        ({"stream": 1 << 64}, ValueError, "stream of __cuda_array_interface__ must be"),
+        ({"stream": "1"}, TypeError, "stream of __cuda_array_interface__"),
+        ({"stream": 1.5}, TypeError, "stream of __cuda_array_interface__"),
         ({"strides": (8, 8)}, ValueError, "1 axes, and 2 strides"),
         ({"typestr": "nonsense"}, TypeError, "nonsense"),
     ],
@@ -463,9 +467,16 @@ def test_a_closed_stream(device: MakeDevice, stream: Stream) -> None:
         copyto(device(np.zeros(3)), np.zeros(3), stream=stream)
 
 
-def test_memory_that_is_nobodys(simulator: SimulatedCuda, driver: Driver) -> None:
-    with pytest.raises(CudaError, match="a copy of 24 B"):
-        copyto(0x1000, np.zeros(3))
+@pytest.mark.parametrize("number", [5, 0x1000])
+def test_memory_that_is_nobodys(
+    simulator: SimulatedCuda, device: MakeDevice, number: int
+) -> None:
+    message = rf": a copy of 24 B at {number:#x}, which is no memory of a device"
+    with pytest.raises(CudaError, match=f"^dst{message}"):
+        copyto(number, np.zeros(3))
+    with pytest.raises(CudaError, match=f"^src{message}"):
+        copyto(device(np.zeros(3)), number)  # not an element, as NumPy's would be
+    assert simulator.faults() == []
 
 
 def test_a_pending_is_made_by_a_copy_only() -> None:

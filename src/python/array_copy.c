@@ -8,7 +8,10 @@
 #include "core/hooks.h"
 #include "core/transfer.h"
 #include "nrm/options.h"
+#include "cuda/driver.h"
 #include "nrm/resource.h"
+#include "python/args.h"
+#include "python/cuda_query.h"
 #include "python/device_array.h"
 #include "python/errors.h"
 #include "python/pending.h"
@@ -133,8 +136,8 @@ copy_done(PyObject *module, PyObject *args)
 /* Of the stream of a handle, which is used on the memory at the address. Where there are
    several devices 1 and 2 mean streams of that which the memory is on. */
 static nrm_status
-wait_for_handle(int device, const nrm_stream *stream, uintptr_t handle,
-                const void *address)
+wait_for_handle_there(int device, const nrm_stream *stream, uintptr_t handle,
+                      const void *address)
 {
     int producer_device = nrm__transfer_device_of(address);
     nrm_stream *producer;
@@ -147,24 +150,24 @@ wait_for_handle(int device, const nrm_stream *stream, uintptr_t handle,
     return status;
 }
 
-/* `producer` is an object of ours, or the handle of a stream. `device`: of the copy. */
 static nrm_status
-wait_for(struct module_state *state, int device, nrm_stream *stream, PyObject *producer,
-         const void *address)
+wait_for_handle(int device, const nrm_stream *stream, uintptr_t handle,
+                const void *address)
 {
-    struct device_memory *memory = device_memory_of(state, producer);
-    nrm_status status;
-    if (memory == NULL) {
-        size_t handle = PyLong_AsSize_t(producer);
-        void *token = nrm__detach();
-        status = wait_for_handle(device, stream, handle, address);
-        nrm__attach(token);
-        return status;
-    }
+    void *token = nrm__detach();
+    nrm_status status = wait_for_handle_there(device, stream, handle, address);
+    nrm__attach(token);
+    return status;
+}
+
+/* Of that which an object of ours is used on. */
+static nrm_status
+wait_for_memory(int device, nrm_stream *stream, struct device_memory *memory)
+{
     nrm_stream *own = memory->stream;
     nrm_stream_retain(own);
     void *token = nrm__detach();
-    status = nrm__transfer_join(device, stream, memory->device, own);
+    nrm_status status = nrm__transfer_join(device, stream, memory->device, own);
     nrm__attach(token);
     nrm_stream_release(own);
     return status;
@@ -180,20 +183,27 @@ copy_wait_for(PyObject *module, PyObject *args)
                           &producer, &address)) {
         return NULL;
     }
+    struct device_memory *memory = device_memory_of(state, producer);
+    uintptr_t handle = 0;
+    if (memory == NULL &&
+        arg_address(producer, "the stream of __cuda_array_interface__", &handle) < 0) {
+        return NULL;
+    }
     nrm_stream *stream = stream_get(state, stream_object);
     if (stream == NULL) {
         return NULL;
     }
-    nrm_status status = wait_for(state, device_of(state, dst, src), stream, producer,
-                                 (const void *)(uintptr_t)address);
+    int device = device_of(state, dst, src);
+    nrm_status status =
+        memory != NULL
+            ? wait_for_memory(device, stream, memory)
+            : wait_for_handle(device, stream, handle, (const void *)(uintptr_t)address);
     nrm_stream_release(stream);
-    if (PyErr_Occurred()) {
-        return NULL; /* it was neither */
-    }
     return status == NRM_OK ? Py_NewRef(Py_None) : errors_raise(state, status);
 }
 
-/* An address alone says no size: in a block of ours the copy must not leave that. */
+/* An address alone says no size: in a block of ours the copy must not leave that. One that
+   nobody knows is a number that means something else, and a driver may follow it. */
 static PyObject *
 copy_fits(PyObject *module, PyObject *args)
 {
@@ -205,15 +215,23 @@ copy_fits(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "sKn:_copy_fits", &name, &address, &nbytes)) {
         return NULL;
     }
-    if (nrm_block_find((const void *)(uintptr_t)address, &block) != NRM_OK) {
-        Py_RETURN_NONE;
+    const void *ptr = (const void *)(uintptr_t)address;
+    nrm_format_nbytes((size_t)nbytes, wanted, sizeof wanted);
+    if (nrm_block_find(ptr, &block) != NRM_OK) {
+        if (nbytes == 0 || !cuda_is_unknown(ptr)) {
+            Py_RETURN_NONE;
+        }
+        return errors_raise(module_state(module),
+                            nrm__cuda_error(NRM_CUDA_ERROR_INVALID_VALUE,
+                                            "%s: a copy of %s at 0x%llx, which is no "
+                                            "memory of a device",
+                                            name, wanted, address));
     }
     nrm_resource_release(block.resource);
     size_t left = block.nbytes - (size_t)(address - (uintptr_t)block.ptr);
     if ((size_t)nbytes <= left) {
         Py_RETURN_NONE;
     }
-    nrm_format_nbytes((size_t)nbytes, wanted, sizeof wanted);
     nrm_format_nbytes(left, had, sizeof had);
     return errors_raise(module_state(module),
                         nrm__error(NRM_INVALID_VALUE,

@@ -82,6 +82,14 @@ cuda_is_registered(const void *ptr)
 }
 
 bool
+cuda_is_unknown(const void *ptr)
+{
+    unsigned type;
+    bool is_managed;
+    return find_memory_type(ptr, &type, &is_managed) && type == 0;
+}
+
+bool
 cuda_is_device_memory(const void *ptr)
 {
     unsigned type;

@@ -22,6 +22,10 @@ bool cuda_is_registered(const void *ptr);
    does not know. */
 bool cuda_is_device_memory(const void *ptr);
 
+/* Whether the driver was asked about the byte at `ptr` and does not know it: copies between
+   devices would read it as the host's. */
+bool cuda_is_unknown(const void *ptr);
+
 /* available_device_memory(), and what numpy_rmm/_info.py and the tests ask. */
 extern PyMethodDef cuda_query_methods[];
 
