@@ -53,6 +53,8 @@ CALLS = {
     "cuDevicePrimaryCtxRelease": ("cuDevicePrimaryCtxRelease_v2", 11000, "i"),
     "cuDevicePrimaryCtxGetState": ("cuDevicePrimaryCtxGetState", 7000, "iUI"),
     "cuDevicePrimaryCtxReset": ("cuDevicePrimaryCtxReset_v2", 11000, "i"),
+    "cuCtxCreate": ("cuCtxCreate_v2", 3020, "Pui"),
+    "cuCtxDestroy": ("cuCtxDestroy_v2", 4000, "p"),
     "cuCtxGetCurrent": ("cuCtxGetCurrent", 4000, "P"),
     "cuCtxSetCurrent": ("cuCtxSetCurrent", 4000, "p"),
     "cuCtxPushCurrent": ("cuCtxPushCurrent_v2", 4000, "p"),

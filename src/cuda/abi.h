@@ -583,6 +583,10 @@ typedef struct nrm_CUgraphEdgeData nrm_CUgraphEdgeData; /* nobody here looks int
 #define NRM_CUDA_EXTRA_CALLS(X)                                                        \
     X(cuDevicePrimaryCtxReset, cuDevicePrimaryCtxReset_v2, 11000, 1,                   \
       nrm_CUresult, (nrm_CUdevice device))                                             \
+    X(cuCtxCreate, cuCtxCreate_v2, 3020, 1,                                            \
+      nrm_CUresult, (nrm_CUcontext *context, unsigned int flags, nrm_CUdevice device)) \
+    X(cuCtxDestroy, cuCtxDestroy_v2, 4000, 1,                                          \
+      nrm_CUresult, (nrm_CUcontext context))                                           \
     X(cuDeviceGetDefaultMemPool, cuDeviceGetDefaultMemPool, 11020, 0,                  \
       nrm_CUresult, (nrm_CUmemoryPool *pool, nrm_CUdevice device))                     \
     X(cuMemRangeGetAttribute, cuMemRangeGetAttribute, 8000, 1,                         \

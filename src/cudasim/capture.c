@@ -52,8 +52,9 @@ forget_capture(void *handle, void *capture)
 static void
 capture_destroy(struct sim_capture *capture)
 {
-    for (int i = 0; i < sim.config.devices; i++) {
-        struct sim_queue *queue = sim.devices[i].context.queues;
+    struct nrm_CUctx_st *context = NULL;
+    while ((context = sim_context_next(context)) != NULL) {
+        struct sim_queue *queue = context->queues;
         for (; queue != NULL; queue = queue->next) {
             if (queue->capture == capture) {
                 queue->capture = NULL;
@@ -273,8 +274,9 @@ cuStreamBeginCapture_v2(nrm_CUstream stream, nrm_CUstreamCaptureMode mode)
 static bool
 has_unjoined(const struct sim_capture *capture)
 {
-    for (int i = 0; i < sim.config.devices; i++) {
-        const struct sim_queue *queue = sim.devices[i].context.queues;
+    struct nrm_CUctx_st *context = NULL;
+    while ((context = sim_context_next(context)) != NULL) {
+        const struct sim_queue *queue = context->queues;
         for (; queue != NULL; queue = queue->next) {
             if (queue->capture == capture && queue->unjoined) {
                 return true;

@@ -1,11 +1,31 @@
-/* Primary contexts and the stack of current ones.
+/* Contexts, primary ones above all, and the stack of current ones.
  *
  * A primary context is one object a device for ever: its handle stays the same over a
  * reset, its id does not. Between a reset and the next retain every call that uses it
- * answers CONTEXT_IS_DESTROYED. */
+ * answers CONTEXT_IS_DESTROYED. Those that programs make are in foreign.c. */
 #include "checker.h"
 
 #include <stdlib.h>
+
+bool
+sim_context_is_primary(const struct nrm_CUctx_st *context)
+{
+    return context->index < SIM_MAX_DEVICES;
+}
+
+struct nrm_CUctx_st *
+sim_context_next(const struct nrm_CUctx_st *context)
+{
+    int index = context == NULL ? 0 : context->index + 1;
+    if (index >= sim.config.devices && index < SIM_MAX_DEVICES) {
+        index = SIM_MAX_DEVICES;
+    }
+    if (index < SIM_MAX_DEVICES) {
+        return &sim.devices[index].context;
+    }
+    index -= SIM_MAX_DEVICES;
+    return index < sim.n_foreign ? &sim.foreign[index] : NULL;
+}
 
 bool
 sim_context_is_handle(nrm_CUcontext context)
@@ -13,6 +33,11 @@ sim_context_is_handle(nrm_CUcontext context)
     for (int i = 0; i < sim.config.devices; i++) {
         if (context == &sim.devices[i].context) {
             return context->id != 0; /* it has been retained at some time */
+        }
+    }
+    for (int i = 0; i < sim.n_foreign; i++) {
+        if (context == &sim.foreign[i]) {
+            return true;
         }
     }
     return false;
@@ -29,8 +54,8 @@ sim_context_check(const struct nrm_CUctx_st *context)
 
 /* ---- a context's life ------------------------------------------------------------ */
 
-static nrm_CUresult
-begin(struct nrm_CUctx_st *context)
+nrm_CUresult
+sim_context_begin(struct nrm_CUctx_st *context)
 {
     context->legacy = sim_queue_create(context);
     if (context->legacy == NULL) {
@@ -98,7 +123,9 @@ sim_context_end(struct nrm_CUctx_st *context)
     }
     sim_checker_end_context(context);
     sim_memory_forget(context);
-    sim.devices[context->ordinal].sticky = NRM_CUDA_SUCCESS;
+    if (sim_context_is_primary(context)) {
+        sim.devices[context->ordinal].sticky = NRM_CUDA_SUCCESS;
+    }
 }
 
 nrm_CUresult
@@ -111,7 +138,8 @@ cuDevicePrimaryCtxRetain(nrm_CUcontext *context, nrm_CUdevice device)
         result = NRM_CUDA_ERROR_INVALID_VALUE;
     }
     if (result == NRM_CUDA_SUCCESS) {
-        result = primary->alive ? sim_context_check(primary) : begin(primary);
+        result = primary->alive ? sim_context_check(primary)
+                                : sim_context_begin(primary);
     }
     if (result == NRM_CUDA_SUCCESS) {
         primary->refs++;
@@ -167,10 +195,11 @@ cuDevicePrimaryCtxGetState(nrm_CUdevice device, unsigned int *flags, int *active
 /* ---- the current one ------------------------------------------------------------- */
 
 /* A context that was reset can be made current all the same; calls in it then fail. */
-static nrm_CUresult
-push(struct sim_thread *thread, nrm_CUcontext context)
+nrm_CUresult
+sim_context_push(struct sim_thread *thread, nrm_CUcontext context)
 {
-    if (!sim_context_is_handle(context)) {
+    if (!sim_context_is_handle(context) ||
+        (!context->alive && !sim_context_is_primary(context))) {
         return NRM_CUDA_ERROR_INVALID_CONTEXT;
     }
     if (thread->depth == SIM_MAX_CONTEXT_STACK) {
@@ -184,7 +213,7 @@ nrm_CUresult
 cuCtxPushCurrent_v2(nrm_CUcontext context)
 {
     SIM_BEGIN(call, cuCtxPushCurrent, SIM_PTR(context));
-    return sim_call_end(&call, push(call.thread, context));
+    return sim_call_end(&call, sim_context_push(call.thread, context));
 }
 
 nrm_CUresult
@@ -210,7 +239,8 @@ cuCtxSetCurrent(nrm_CUcontext context)
     struct sim_thread *thread = call.thread;
     int depth = thread->depth;
     thread->depth = depth > 0 ? depth - 1 : 0;
-    nrm_CUresult result = context == NULL ? NRM_CUDA_SUCCESS : push(thread, context);
+    nrm_CUresult result = context == NULL ? NRM_CUDA_SUCCESS
+                                          : sim_context_push(thread, context);
     if (result != NRM_CUDA_SUCCESS) {
         thread->depth = depth;
     }

@@ -40,6 +40,7 @@ apply_config(const struct nrm_cudasim_config *config)
         memset(&sim.devices[i], 0, sizeof sim.devices[i]);
         sim_device_defaults(&sim.devices[i], i);
     }
+    sim.n_foreign = 0;
 }
 
 /* No thread and no file: those come with the first use. */
@@ -99,9 +100,10 @@ static void
 stop_everything(void)
 {
     sim_lock();
-    for (int i = 0; i < sim.config.devices; i++) {
-        if (sim.devices[i].context.alive) {
-            sim_context_stop(&sim.devices[i].context);
+    struct nrm_CUctx_st *context = NULL;
+    while ((context = sim_context_next(context)) != NULL) {
+        if (context->alive) {
+            sim_context_stop(context);
         }
     }
     sim_unlock();
@@ -135,8 +137,9 @@ nrm_cudasim_reset(const struct nrm_cudasim_config *config)
     stop_everything();
     pthread_mutex_lock(&sim.driver_lock);
     sim_lock();
-    for (int i = 0; i < sim.config.devices; i++) {
-        sim_context_end(&sim.devices[i].context);
+    struct nrm_CUctx_st *context = NULL;
+    while ((context = sim_context_next(context)) != NULL) {
+        sim_context_end(context);
     }
     sim_virtual_forget();
     sim_pools_forget();

@@ -37,6 +37,7 @@ sim_device_defaults(struct sim_device *device, int ordinal)
     }
     device->attributes[NRM_CU_DEVICE_ATTRIBUTE_PCI_BUS_ID] = 1 + ordinal;
     device->context.ordinal = ordinal;
+    device->context.index = ordinal;
     device->sticky = NRM_CUDA_SUCCESS;
     device->total_nbytes = sim.config.memory_nbytes;
     device->used_nbytes = 0;

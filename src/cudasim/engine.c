@@ -97,8 +97,9 @@ find_ready(bool *polls)
     struct sim_queue *found = NULL;
     uint64_t n_ready = 0;
     *polls = false;
-    for (int i = 0; i < sim.config.devices; i++) {
-        struct sim_queue *queue = sim.devices[i].context.queues;
+    struct nrm_CUctx_st *context = NULL;
+    while ((context = sim_context_next(context)) != NULL) {
+        struct sim_queue *queue = context->queues;
         for (; queue != NULL; queue = queue->next) {
             if (!is_ready(queue)) {
                 *polls |= queue->first != NULL &&

@@ -177,8 +177,9 @@ sim_pool_drop_chunk(struct sim_range *range)
 static bool
 is_used_by_work(const struct sim_range *chunk)
 {
-    for (int i = 0; i < sim.config.devices; i++) {
-        struct sim_queue *queue = sim.devices[i].context.queues;
+    struct nrm_CUctx_st *context = NULL;
+    while ((context = sim_context_next(context)) != NULL) {
+        struct sim_queue *queue = context->queues;
         for (; queue != NULL; queue = queue->next) {
             for (struct sim_op *op = queue->first; op != NULL; op = op->next) {
                 if (sim_op_uses(op, chunk)) {

@@ -104,8 +104,9 @@ size_t
 sim_queue_pending(void)
 {
     size_t n = 0;
-    for (int i = 0; i < sim.config.devices; i++) {
-        const struct sim_queue *queue = sim.devices[i].context.queues;
+    struct nrm_CUctx_st *context = NULL;
+    while ((context = sim_context_next(context)) != NULL) {
+        const struct sim_queue *queue = context->queues;
         for (; queue != NULL; queue = queue->next) {
             n += (size_t)(queue->n_submitted - queue->n_done);
         }
@@ -244,8 +245,9 @@ struct sim_marker *
 sim_marker_of_memory(const struct sim_range *range)
 {
     size_t n = 0;
-    for (int i = 0; i < sim.config.devices; i++) {
-        struct sim_queue *queue = sim.devices[i].context.queues;
+    struct nrm_CUctx_st *context = NULL;
+    while ((context = sim_context_next(context)) != NULL) {
+        struct sim_queue *queue = context->queues;
         for (; queue != NULL; queue = queue->next) {
             n++;
         }
@@ -256,8 +258,8 @@ sim_marker_of_memory(const struct sim_range *range)
         return NULL;
     }
     marker->refs = 1;
-    for (int i = 0; i < sim.config.devices; i++) {
-        struct sim_queue *queue = sim.devices[i].context.queues;
+    while ((context = sim_context_next(context)) != NULL) {
+        struct sim_queue *queue = context->queues;
         for (; queue != NULL; queue = queue->next) {
             uint64_t count = queue->n_done;
             uint64_t last = 0;

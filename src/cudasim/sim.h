@@ -32,6 +32,8 @@
 
 enum {
     SIM_MAX_DEVICES = 16,
+    SIM_MAX_FOREIGN = 16, /* contexts that programs have made and not destroyed */
+    SIM_MAX_CONTEXTS = SIM_MAX_DEVICES + SIM_MAX_FOREIGN,
     SIM_MAX_ATTRIBUTES = 192, /* their numbers are dense; later drivers append */
     SIM_MAX_CONTEXT_STACK = 32,
     SIM_N_ARGS = 4, /* that the log shows */
@@ -180,11 +182,13 @@ nrm_CUresult sim_copy_stage(struct sim_op *op);
 /* The rest of the call has no part in the driver's lock. */
 nrm_CUresult sim_copy_wait(struct sim_call *call, struct sim_queue *queue);
 
-/* ---- contexts and threads (contexts.c, threads.c) -------------------------------- */
+/* ---- contexts and threads (contexts.c, foreign.c, threads.c) --------------------- */
 
-/* A device's primary context. Its address is its handle and outlives every reset. */
+/* A context. Its address is its handle: that of a primary one outlives every reset, that
+ * of one that a program has made is the next one's when it is destroyed. */
 struct nrm_CUctx_st {
     int ordinal;              /* of the physical device */
+    int index;                /* among all contexts there can be */
     bool alive;               /* between retain and the last release or a reset */
     unsigned int refs;        /* retains less releases; a reset does not touch it */
     unsigned long long id;    /* of this life */
@@ -215,13 +219,18 @@ struct sim_thread {
     nrm_CUstreamCaptureMode capture_mode;
     bool in_host_function;
     const struct sim_op *running; /* whose host function this thread is in, or NULL */
-    struct sim_queue *queues[SIM_MAX_DEVICES]; /* its per-thread streams */
+    struct sim_queue *queues[SIM_MAX_CONTEXTS]; /* its per-thread streams */
 };
 
 struct sim_thread *sim_thread_get(void); /* the calling one; NULL: out of memory */
 nrm_CUresult sim_context_check(const struct nrm_CUctx_st *context);
 nrm_CUresult sim_context_visible(nrm_CUdevice device, struct nrm_CUctx_st **out);
 bool sim_context_is_handle(nrm_CUcontext context);
+nrm_CUresult sim_context_begin(struct nrm_CUctx_st *context);
+bool sim_context_is_primary(const struct nrm_CUctx_st *context);
+/* The next context in a walk over all that may have work, NULL: the first, or no more. */
+struct nrm_CUctx_st *sim_context_next(const struct nrm_CUctx_st *context);
+nrm_CUresult sim_context_push(struct sim_thread *thread, nrm_CUcontext context);
 void sim_context_stop(struct nrm_CUctx_st *context); /* its work */
 void sim_context_end(struct nrm_CUctx_st *context);  /* this life of it */
 
@@ -477,6 +486,8 @@ struct sim_state {
     int visible[SIM_MAX_DEVICES]; /* ordinal of the user → physical device */
     int n_visible;
     struct sim_device devices[SIM_MAX_DEVICES];
+    struct nrm_CUctx_st foreign[SIM_MAX_FOREIGN]; /* contexts that programs made */
+    int n_foreign;                                /* that were ever needed at once */
     uint64_t page_locked_nbytes;
     uint64_t epoch; /* of resets: threads forget what they knew before */
     uint64_t next_seq;

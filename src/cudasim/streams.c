@@ -8,7 +8,7 @@ struct sim_handles sim_streams = {.object_nbytes = sizeof(struct nrm_CUstream_st
 static nrm_CUresult
 find_per_thread(const struct sim_call *call, struct sim_queue **out)
 {
-    struct sim_queue **mine = &call->thread->queues[call->context->ordinal];
+    struct sim_queue **mine = &call->thread->queues[call->context->index];
     if (*mine != NULL && (*mine)->context == NULL) { /* of a life that has ended */
         sim_queue_close(*mine);
         *mine = NULL;

@@ -23,9 +23,8 @@ static const struct {
     const char *name;
     int version;
 } superseded[] = {
-    {"cuCtxGetDevice", 13000},
-    {"cuCtxSynchronize", 13000},
-    {"cuMemcpyBatchAsync", 13000},
+    {"cuCtxCreate", 11040},      {"cuCtxGetDevice", 13000},
+    {"cuCtxSynchronize", 13000}, {"cuMemcpyBatchAsync", 13000},
     {"cuStreamGetCtx", 12050},
 };
 

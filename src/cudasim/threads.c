@@ -12,7 +12,7 @@ static bool key_works;
 static void
 close_queues(struct sim_thread *thread)
 {
-    for (int i = 0; i < SIM_MAX_DEVICES; i++) {
+    for (int i = 0; i < SIM_MAX_CONTEXTS; i++) {
         if (thread->queues[i] != NULL) {
             sim_capture_leave(thread->queues[i]);
             sim_queue_close(thread->queues[i]);
