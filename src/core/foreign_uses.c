@@ -12,7 +12,7 @@
 
 struct foreign {
     struct foreign *next;
-    nrm_CUevent event;
+    struct nrm__cuda_lone_event event;
     struct nrm__order_tag tag;
 };
 
@@ -36,7 +36,7 @@ nrm__foreign_use_note(const struct nrm__cuda_place *at, uintptr_t handle,
     nrm_status status = NRM_OUT_OF_MEMORY;
     if (foreign != NULL && nrm__order_open(&foreign->tag)) {
         void *token = nrm__detach();
-        status = nrm__cuda_foreign_record(at, handle, &foreign->event);
+        status = nrm__cuda_lone_record(at, handle, &foreign->event);
         nrm__attach(token);
         if (status != NRM_OK) {
             nrm__order_close(foreign->tag);
@@ -88,7 +88,7 @@ nrm__foreign_uses_reap(void)
         next = each->next;
         /* When all contexts were forgotten, with the driver, the tag is done already. */
         bool was_forgotten = nrm__order_is_done(each->tag);
-        if (was_forgotten || nrm__cuda_foreign_end(each->event)) {
+        if (was_forgotten || nrm__cuda_lone_end(&each->event)) {
             nrm__order_close(each->tag);
             nrm__node_deallocate(each, sizeof *each);
             atomic_fetch_sub(&n_foreigners, 1);

@@ -257,7 +257,7 @@ nrm__known_use_note_quickly(uintptr_t start, const struct nrm__order *order,
     else if (n == 0 && stripe->unused != NULL && is_tracked(start)) {
         use = stripe->unused;
         stripe->unused = use->next;
-        *use = (struct nrm__use){*head, start, tag, handle, true};
+        *use = (struct nrm__use){*head, start, tag, handle, true, false};
         *head = use;
     }
     stripe_release(stripe);

@@ -24,6 +24,7 @@ struct nrm__use {
     struct nrm__order_tag tag;
     uintptr_t handle; /* a name: the stream may be gone */
     bool is_covered;  /* by the context epochs */
+    bool is_foreign;  /* in a context that is not primary */
 };
 
 /* False until the first use is noted. */

@@ -23,18 +23,43 @@ check_here(const nrm_stream *stream)
                             "thread");
 }
 
+struct nrm__cuda_lone_event
+nrm__marker_event(const struct nrm__marker *marker)
+{
+    return (struct nrm__cuda_lone_event){
+        .handle = atomic_load(&marker->event),
+        .context = atomic_load(&marker->context),
+        .id = atomic_load(&marker->id),
+    };
+}
+
+/* An event whose context has ended is none any more, and its handle perhaps another's. */
+static void
+forget_ended(const struct nrm__driver *driver, struct nrm__marker *marker)
+{
+    struct nrm__cuda_lone_event event = nrm__marker_event(marker);
+    if (event.handle != NULL && !nrm__cuda_lone_lives(driver, &event)) {
+        (void)atomic_compare_exchange_strong(&marker->event, &event.handle, NULL);
+    }
+}
+
 static nrm_CUresult
 record_first(const struct nrm__driver *driver, nrm_CUcontext context,
              struct nrm__marker *marker, uintptr_t handle)
 {
     nrm_CUevent event = NULL, other = NULL;
-    nrm_CUresult code = driver->cuEventCreate(&event, NRM_CU_EVENT_DISABLE_TIMING);
+    unsigned long long id = 0;
+    nrm_CUresult code = driver->cuCtxGetId(context, &id);
+    if (code == NRM_CUDA_SUCCESS) {
+        code = driver->cuEventCreate(&event, NRM_CU_EVENT_DISABLE_TIMING);
+    }
     if (code != NRM_CUDA_SUCCESS) {
         return code;
     }
     code = driver->cuEventRecord(event, (nrm_CUstream)handle);
     if (code == NRM_CUDA_SUCCESS) {
         atomic_store(&marker->context, context);
+        atomic_store(&marker->id, id);
         if (atomic_compare_exchange_strong(&marker->event, &other, event)) {
             return code;
         }
@@ -49,6 +74,7 @@ static nrm_status
 record_in(const struct nrm__driver *driver, nrm_CUcontext context,
           struct nrm__marker *marker, uintptr_t handle)
 {
+    forget_ended(driver, marker);
     nrm_CUevent event = atomic_load(&marker->event);
     if (event != NULL && atomic_load(&marker->context) != context) {
         return nrm__error(NRM_INVALID_VALUE,
@@ -103,13 +129,14 @@ nrm__marker_hold(const struct nrm__marker *marker, nrm_stream *stream)
     const struct nrm__driver *driver = nrm__cuda_driver();
     uintptr_t handle = nrm_stream_handle(stream);
     NRM_TRY(check_here(stream));
-    nrm_CUevent event = atomic_load(&marker->event);
-    if (event == NULL || driver == NULL) {
-        return NRM_OK;
+    struct nrm__cuda_lone_event event = nrm__marker_event(marker);
+    if (event.handle == NULL || driver == NULL ||
+        !nrm__cuda_lone_lives(driver, &event)) {
+        return NRM_OK; /* with its context its work is over */
     }
     struct nrm__cuda_scope scope;
     NRM_TRY(nrm__cuda_enter(NRM_DEVICE_NONE, &scope));
-    nrm_CUresult code = driver->cuStreamWaitEvent((nrm_CUstream)handle, event,
+    nrm_CUresult code = driver->cuStreamWaitEvent((nrm_CUstream)handle, event.handle,
                                                   NRM_CU_EVENT_WAIT_DEFAULT);
     nrm__cuda_leave(&scope);
     return code == NRM_CUDA_SUCCESS
@@ -121,9 +148,7 @@ nrm__marker_hold(const struct nrm__marker *marker, nrm_stream *stream)
 void
 nrm__marker_finish(struct nrm__marker *marker)
 {
-    const struct nrm__driver *driver = nrm__cuda_driver();
-    nrm_CUevent event = atomic_exchange(&marker->event, NULL);
-    if (event != NULL && driver != NULL && !nrm__cuda_is_exiting()) {
-        (void)driver->cuEventDestroy(event); /* nobody wants to know */
-    }
+    struct nrm__cuda_lone_event event = nrm__marker_event(marker);
+    atomic_store(&marker->event, NULL);
+    nrm__cuda_lone_drop(&event);
 }

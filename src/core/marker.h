@@ -7,16 +7,20 @@
 
 #include <stdatomic.h>
 
-#include "cuda/abi.h"
+#include "cuda/place.h"
 #include "nrm/status.h"
 #include "nrm/stream.h"
 
 /* All zero: nothing was recorded. The first record makes the event, in the context of its
-   stream; later ones must be of streams in the same one. */
+   stream; later ones must be of streams in the same one, while that lives. */
 struct nrm__marker {
     _Atomic(nrm_CUevent) event;
     _Atomic(nrm_CUcontext) context; /* of the event */
+    atomic_ullong id;               /* of the context */
 };
+
+/* Its event, or none. */
+struct nrm__cuda_lone_event nrm__marker_event(const struct nrm__marker *marker);
 
 /*
  * All of these run detached, in any thread. Behind a marker lies all that its stream

@@ -192,6 +192,7 @@ classify_own(nrm_stream *stream, struct nrm__use *use)
     NRM_TRY(place_of(use->handle, &at));
     if (at.context != NULL && at.device < 0) {
         use->is_covered = false;
+        use->is_foreign = true;
         return nrm__foreign_use_note(&at, use->handle, &use->tag);
     }
     if (nrm__stream_is_special(stream)) {
@@ -213,6 +214,7 @@ classify_bare(nrm_stream *stream, unsigned flags, struct nrm__use *use)
     NRM_TRY(place_of(use->handle, &at));
     use->is_covered = at.context == NULL || at.device >= 0;
     if (!use->is_covered) {
+        use->is_foreign = true;
         return nrm__foreign_use_note(&at, use->handle, &use->tag);
     }
     /* By default its block has that stamp, or a later one, when it is freed. */
@@ -331,7 +333,8 @@ nrm_block_uses(const void *ptr, nrm_use *out, size_t capacity, size_t *out_n)
     for (size_t i = 0; i < n && i < capacity; i++) {
         const struct nrm__use *use = &uses[n - 1 - i];
         out[i] = (nrm_use){.stream = use->handle,
-                           .is_captured = nrm__order_is_captured(use->tag.stream)};
+                           .is_captured = !use->is_foreign &&
+                                          nrm__order_is_captured(use->tag.stream)};
     }
     return NRM_OK;
 }

@@ -66,14 +66,15 @@ submit(const struct nrm__cuda_scope *scope, const struct nrm__transfer *t,
    end the capture. */
 static nrm_status
 submit_here(const struct nrm__cuda_scope *scope, const struct nrm__transfer *t,
-            uintptr_t handle, nrm_CUevent *out_event, bool *out_captured)
+            uintptr_t handle, struct nrm__cuda_lone_event *out_event,
+            bool *out_captured)
 {
     struct nrm__cuda_place at = {scope->context, scope->device};
     bool is_captured = nrm__cuda_stream_is_capturing(scope->device, handle);
-    nrm_CUevent event = NULL;
+    struct nrm__cuda_lone_event event = {0};
     nrm_status status = submit(scope, t, handle, is_captured);
     if (status == NRM_OK && !is_captured) {
-        status = nrm__cuda_foreign_record(&at, handle, &event);
+        status = nrm__cuda_lone_record(&at, handle, &event);
     }
     if (status == NRM_OK) {
         *out_event = event;
@@ -90,7 +91,7 @@ submit_here(const struct nrm__cuda_scope *scope, const struct nrm__transfer *t,
 
 nrm_status
 nrm__transfer_submit(int device, const struct nrm__transfer *t, uintptr_t handle,
-                     nrm_CUevent *out_event, bool *out_captured)
+                     struct nrm__cuda_lone_event *out_event, bool *out_captured)
 {
     struct nrm__cuda_scope scope;
     NRM_TRY(enter(device, handle, &scope));
@@ -118,15 +119,15 @@ nrm__transfer_ways_of(int device, uintptr_t handle, const void *host,
 
 /* ---- waiting ---- */
 
-/* An event behind what a stream has been given; NULL: nothing is to be waited for, as
+/* An event behind what a stream has been given; none: nothing is to be waited for, as
    nothing was submitted to a default stream of no context. */
 static nrm_status
-record_here(uintptr_t producer, nrm_CUevent *out)
+record_here(uintptr_t producer, struct nrm__cuda_lone_event *out)
 {
     struct nrm__cuda_place at;
-    *out = NULL;
+    *out = (struct nrm__cuda_lone_event){0};
     NRM_TRY(nrm__cuda_stream_place(producer, &at));
-    return at.context != NULL ? nrm__cuda_foreign_record(&at, producer, out) : NRM_OK;
+    return at.context != NULL ? nrm__cuda_lone_record(&at, producer, out) : NRM_OK;
 }
 
 static nrm_status
@@ -144,13 +145,14 @@ nrm_status
 nrm__transfer_wait_for(uintptr_t handle, uintptr_t producer)
 {
     const struct nrm__driver *driver = nrm__cuda_driver();
-    nrm_CUevent event;
+    struct nrm__cuda_lone_event event;
     if (handle == producer || driver == NULL) {
         return NRM_OK;
     }
     NRM_TRY(record_here(producer, &event));
-    nrm_status status = event != NULL ? wait_here(driver, handle, event) : NRM_OK;
-    nrm__transfer_drop(event); /* destroyed when nobody waits for it any more */
+    nrm_status status = event.handle != NULL ? wait_here(driver, handle, event.handle)
+                                             : NRM_OK;
+    nrm__cuda_lone_drop(&event); /* destroyed when nobody waits for it any more */
     return status;
 }
 
@@ -164,7 +166,7 @@ handle_here(const nrm_stream *stream)
 }
 
 static nrm_status
-record_producer(int device, uintptr_t handle, nrm_CUevent *out)
+record_producer(int device, uintptr_t handle, struct nrm__cuda_lone_event *out)
 {
     struct nrm__cuda_scope scope;
     NRM_TRY(nrm__cuda_enter(device, &scope));
@@ -189,7 +191,7 @@ nrm__transfer_join(int device, const nrm_stream *stream, int producer_device,
 {
     uintptr_t handle = handle_here(stream), other = handle_here(producer);
     bool is_same_place = device == producer_device || !is_special(handle);
-    nrm_CUevent event;
+    struct nrm__cuda_lone_event event;
     if (handle == other && is_same_place) {
         return NRM_OK;
     }
@@ -199,25 +201,28 @@ nrm__transfer_join(int device, const nrm_stream *stream, int producer_device,
         return NRM_OK;
     }
     NRM_TRY(record_producer(producer_device, other, &event));
-    if (event == NULL) {
+    if (event.handle == NULL) {
         return NRM_OK;
     }
-    nrm_status status = wait_for_event(device, handle, event);
-    nrm__transfer_drop(event);
+    nrm_status status = wait_for_event(device, handle, event.handle);
+    nrm__cuda_lone_drop(&event);
     return status;
 }
 
 nrm_status
-nrm__transfer_query(nrm_CUevent event, bool waits)
+nrm__transfer_query(const struct nrm__cuda_lone_event *event, bool waits)
 {
     const struct nrm__driver *driver = nrm__cuda_driver();
     if (driver == NULL || nrm__cuda_is_exiting()) {
         return NRM_OK;
     }
+    if (!nrm__cuda_lone_lives(driver, event)) {
+        return nrm__cuda_error(NRM_CUDA_ERROR_CONTEXT_IS_DESTROYED, "a copy");
+    }
     void *token = waits ? nrm__detach() : NULL;
     nrm_CUstreamCaptureMode mode = nrm__cuda_relax(driver);
-    nrm_CUresult code = waits ? driver->cuEventSynchronize(event)
-                              : driver->cuEventQuery(event);
+    nrm_CUresult code = waits ? driver->cuEventSynchronize(event->handle)
+                              : driver->cuEventQuery(event->handle);
     nrm__cuda_unrelax(driver, mode);
     nrm__attach(token);
     if (code == NRM_CUDA_SUCCESS) {
@@ -225,13 +230,4 @@ nrm__transfer_query(nrm_CUevent event, bool waits)
     }
     return code == NRM_CUDA_ERROR_NOT_READY ? NRM_NOT_FOUND
                                             : nrm__cuda_error(code, "a copy");
-}
-
-void
-nrm__transfer_drop(nrm_CUevent event)
-{
-    const struct nrm__driver *driver = nrm__cuda_driver();
-    if (event != NULL && driver != NULL && !nrm__cuda_is_exiting()) {
-        (void)driver->cuEventDestroy(event); /* it was asked, or nobody wants to know */
-    }
 }

@@ -8,7 +8,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "cuda/abi.h"
+#include "cuda/place.h"
 #include "nrm/status.h"
 #include "nrm/stream.h"
 
@@ -54,12 +54,13 @@ void nrm__transfer_plan(struct nrm__transfer *transfer, struct nrm__transfer_pla
  * Submits the copy to the stream of a handle, in its context. 0, 1 and 2 mean streams of the
  * primary context of `device`, whichever is current; with -1 those of the current context,
  * else of that which a request would choose. Pageable memory may make it wait. *out_event
- * lies behind it, for the caller to drop (nrm__transfer_drop); NULL with *out_captured: the
+ * lies behind it, for the caller to drop; none with *out_captured: the
  * stream is being captured. Detached, no lock held. When it fails part of it may have been
  * submitted, and was waited for.
  */
 nrm_status nrm__transfer_submit(int device, const struct nrm__transfer *transfer,
-                                uintptr_t handle, nrm_CUevent *out_event,
+                                uintptr_t handle,
+                                struct nrm__cuda_lone_event *out_event,
                                 bool *out_captured);
 
 /* How a stream would take many pieces of host memory. */
@@ -91,11 +92,8 @@ nrm_status nrm__transfer_join(int device, const nrm_stream *stream, int producer
    Never blocks. */
 int nrm__transfer_device_of(const void *ptr);
 
-/* NRM_OK: it is done. NRM_NOT_FOUND (not recorded): not yet. With `waits`, detached, as long
-   as it takes. */
-nrm_status nrm__transfer_query(nrm_CUevent event, bool waits);
-
-/* The event is of no use any more, done or not; never blocks. */
-void nrm__transfer_drop(nrm_CUevent event);
+/* NRM_OK: it is done. NRM_NOT_FOUND (not recorded): not yet. Others: it failed, or its
+   context has ended. With `waits`, detached, as long as it takes. */
+nrm_status nrm__transfer_query(const struct nrm__cuda_lone_event *event, bool waits);
 
 #endif

@@ -160,7 +160,7 @@ is_between(const struct places *at)
 static nrm_status
 run_aside(const struct nrm__cuda_scope *there, const struct nrm__transfer *t,
           const struct places *at, nrm_CUstream stream, nrm_CUevent before,
-          nrm_CUevent *out_after)
+          struct nrm__cuda_lone_event *out_after)
 {
     struct nrm__cuda_place place = {there->context, there->device};
     nrm_CUresult code =
@@ -171,13 +171,13 @@ run_aside(const struct nrm__cuda_scope *there, const struct nrm__transfer *t,
     NRM_TRY(is_between(at)
                 ? go_between(there, t, at, (uintptr_t)stream)
                 : nrm__transfer_run(there, t, (uintptr_t)stream, false, NULL));
-    return nrm__cuda_foreign_record(&place, (uintptr_t)stream, out_after);
+    return nrm__cuda_lone_record(&place, (uintptr_t)stream, out_after);
 }
 
 /* The stream ends by itself when what it was given is done. */
 static nrm_status
 run_there(const struct nrm__transfer *t, const struct places *at, nrm_CUevent before,
-          nrm_CUevent *out_after)
+          struct nrm__cuda_lone_event *out_after)
 {
     struct nrm__cuda_scope there;
     nrm_CUstream stream;
@@ -203,19 +203,20 @@ go_aside(const struct nrm__cuda_scope *scope, const struct nrm__transfer *t,
          const struct places *at, uintptr_t handle)
 {
     struct nrm__cuda_place place = {scope->context, scope->device};
-    nrm_CUevent before, after;
-    NRM_TRY(nrm__cuda_foreign_record(&place, handle, &before));
-    nrm_status status = run_there(t, at, before, &after);
-    nrm__transfer_drop(before);
+    struct nrm__cuda_lone_event before, after;
+    NRM_TRY(nrm__cuda_lone_record(&place, handle, &before));
+    nrm_status status = run_there(t, at, before.handle, &after);
+    nrm__cuda_lone_drop(&before);
     if (status != NRM_OK) {
         return status;
     }
-    nrm_CUresult code = scope->driver->cuStreamWaitEvent((nrm_CUstream)handle, after,
-                                                         NRM_CU_EVENT_WAIT_DEFAULT);
+    nrm_CUresult code = scope->driver->cuStreamWaitEvent(
+        (nrm_CUstream)handle, after.handle, NRM_CU_EVENT_WAIT_DEFAULT);
     if (code != NRM_CUDA_SUCCESS) {
-        (void)scope->driver->cuEventSynchronize(after); /* the first error is told */
+        (void)scope->driver->cuEventSynchronize(
+            after.handle); /* the first error is told */
     }
-    nrm__transfer_drop(after);
+    nrm__cuda_lone_drop(&after);
     return code == NRM_CUDA_SUCCESS
                ? NRM_OK
                : nrm__cuda_error(code, "cuStreamWaitEvent of stream 0x%zx",

@@ -21,12 +21,26 @@ int nrm__cuda_find_device(nrm_CUcontext context);
    handle is that of no stream, as far as the driver can tell. */
 nrm_status nrm__cuda_stream_place(uintptr_t handle, struct nrm__cuda_place *out);
 
-/* A new event behind everything submitted to the stream in its context. Detached. */
-nrm_status nrm__cuda_foreign_record(const struct nrm__cuda_place *place,
-                                    uintptr_t handle, nrm_CUevent *out);
+/* An event beside the pools. It lives as long as its context, which anybody may end. */
+struct nrm__cuda_lone_event {
+    nrm_CUevent handle; /* NULL: none */
+    nrm_CUcontext context;
+    unsigned long long id; /* of the context */
+};
 
-/* Whether it is done, or its context gone; then it is destroyed. cuEventQuery and
-   cuEventDestroy only, which never block. */
-bool nrm__cuda_foreign_end(nrm_CUevent event);
+/* A new event behind everything submitted to the stream in its context. Detached. */
+nrm_status nrm__cuda_lone_record(const struct nrm__cuda_place *place, uintptr_t handle,
+                                 struct nrm__cuda_lone_event *out);
+
+/* Whether the event can still be named: its context is the one that it was made in. One
+   call, which never blocks. */
+bool nrm__cuda_lone_lives(const struct nrm__driver *driver,
+                          const struct nrm__cuda_lone_event *event);
+
+/* Whether it is done, or its context gone; then it is destroyed. Never blocks. */
+bool nrm__cuda_lone_end(const struct nrm__cuda_lone_event *event);
+
+/* It is of no use any more, done or not. NULL in it is fine; never blocks. */
+void nrm__cuda_lone_drop(const struct nrm__cuda_lone_event *event);
 
 #endif

@@ -85,8 +85,15 @@ bool
 cuda_is_unknown(const void *ptr)
 {
     unsigned type;
-    bool is_managed;
-    return find_memory_type(ptr, &type, &is_managed) && type == 0;
+    const struct nrm__driver *driver = nrm__cuda_driver();
+    if (driver == NULL || nrm__cuda_is_forked()) {
+        return false;
+    }
+    nrm_CUstreamCaptureMode mode = nrm__cuda_relax(driver);
+    nrm_CUresult code = driver->cuPointerGetAttribute(
+        &type, NRM_CU_POINTER_ATTRIBUTE_MEMORY_TYPE, (nrm_CUdeviceptr)(uintptr_t)ptr);
+    nrm__cuda_unrelax(driver, mode);
+    return code == NRM_CUDA_ERROR_INVALID_VALUE; /* others say nothing about it */
 }
 
 bool

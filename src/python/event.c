@@ -130,8 +130,9 @@ record(PyObject *object, PyTypeObject *type, PyObject *const *args, Py_ssize_t n
 static int
 query(PyObject *object, bool waits)
 {
-    nrm_CUevent event = atomic_load(&event_from(object)->marker.event);
-    nrm_status status = event == NULL ? NRM_OK : nrm__transfer_query(event, waits);
+    struct nrm__cuda_lone_event event = nrm__marker_event(&event_from(object)->marker);
+    nrm_status status = event.handle == NULL ? NRM_OK
+                                             : nrm__transfer_query(&event, waits);
     if (status == NRM_OK || status == NRM_NOT_FOUND) {
         return status == NRM_OK;
     }

@@ -26,7 +26,7 @@ enum {
 struct pending_object {
     PyObject ob_base; /* as PyObject_HEAD */
     PyObject *kept[N_KEPT];
-    nrm_CUevent event; /* NULL: it was done when it was made, or captured */
+    struct nrm__cuda_lone_event event; /* none: done when it was made, or captured */
     bool is_captured;
     atomic_bool is_done;
     PyObject *weakrefs;
@@ -36,7 +36,7 @@ struct pending_object {
 struct orphan {
     struct orphan *next;
     PyObject *kept[N_KEPT];
-    nrm_CUevent event;
+    struct nrm__cuda_lone_event event;
 };
 
 static struct nrm__lock orphans_lock = NRM__LOCK_INIT(NRM__RANK_LEAF);
@@ -65,7 +65,7 @@ put_orphan(struct orphan *orphan)
 static void
 end_orphan(struct orphan *orphan)
 {
-    nrm__transfer_drop(orphan->event);
+    nrm__cuda_lone_drop(&orphan->event);
     for (int i = 0; i < N_KEPT; i++) {
         Py_XDECREF(orphan->kept[i]);
     }
@@ -82,7 +82,7 @@ reap_orphans(void)
     nrm__lock_release(&orphans_lock);
     while (all != NULL) {
         struct orphan *next = all->next;
-        if (nrm__transfer_query(all->event, false) == NRM_NOT_FOUND) {
+        if (nrm__transfer_query(&all->event, false) == NRM_NOT_FOUND) {
             put_orphan(all);
         }
         else {
@@ -117,7 +117,7 @@ orphan(struct pending_object *self)
     for (int i = 0; i < N_KEPT; i++) {
         self->kept[i] = NULL;
     }
-    self->event = NULL;
+    self->event = (struct nrm__cuda_lone_event){0};
 }
 
 /* ---- the type ---- */
@@ -141,8 +141,8 @@ pending_traverse(PyObject *object, visitproc visit, void *arg)
 static bool
 is_running(struct pending_object *self)
 {
-    return self->event != NULL && !atomic_load(&self->is_done) &&
-           nrm__transfer_query(self->event, false) == NRM_NOT_FOUND;
+    return self->event.handle != NULL && !atomic_load(&self->is_done) &&
+           nrm__transfer_query(&self->event, false) == NRM_NOT_FOUND;
 }
 
 static int
@@ -167,7 +167,7 @@ pending_dealloc(PyObject *object)
         PyObject_ClearWeakRefs(object);
     }
     (void)pending_clear(object);
-    nrm__transfer_drop(pending_from(object)->event);
+    nrm__cuda_lone_drop(&pending_from(object)->event);
     type->tp_free(object);
     Py_DECREF(type);
 }
@@ -180,10 +180,10 @@ query(PyObject *object, bool waits)
     if (atomic_load(&self->is_done)) {
         return 1;
     }
-    if (self->is_captured || self->event == NULL) {
+    if (self->is_captured || self->event.handle == NULL) {
         return 0;
     }
-    nrm_status status = nrm__transfer_query(self->event, waits);
+    nrm_status status = nrm__transfer_query(&self->event, waits);
     if (status == NRM_NOT_FOUND) {
         return 0;
     }
@@ -348,7 +348,7 @@ static nrm_status
 submit(const struct nrm__transfer *transfer, int device, nrm_stream *stream,
        struct pending_object *pending)
 {
-    nrm_CUevent event = NULL;
+    struct nrm__cuda_lone_event event = {0};
     void *token = nrm__detach();
     nrm_status status = nrm__transfer_submit(
         device, transfer, nrm_stream_handle(stream), &event, &pending->is_captured);
@@ -362,9 +362,9 @@ submit(const struct nrm__transfer *transfer, int device, nrm_stream *stream,
     if (status == NRM_OK) {
         status = note_use(transfer->src, stream);
     }
-    if (status != NRM_OK && event != NULL) {
+    if (status != NRM_OK && event.handle != NULL) {
         nrm_error error = *nrm_last_error();
-        (void)nrm__transfer_query(event, true); /* nobody else would wait for it */
+        (void)nrm__transfer_query(&event, true); /* nobody else would wait for it */
         status = error.status;
     }
     return status;

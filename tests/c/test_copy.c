@@ -134,11 +134,11 @@ fill_spaces(void)
 }
 
 static void
-wait_for(nrm_CUevent event)
+wait_for(struct nrm__cuda_lone_event event)
 {
-    REQUIRE(event != NULL);
-    CHECK_OK(nrm__transfer_query(event, true));
-    nrm__transfer_drop(event);
+    REQUIRE(event.handle != NULL);
+    CHECK_OK(nrm__transfer_query(&event, true));
+    nrm__cuda_lone_drop(&event);
 }
 
 static void
@@ -146,7 +146,7 @@ check_direction(const struct layout *row, enum nrm__direction direction,
                 uintptr_t stream)
 {
     nrm_CUdeviceptr from = 0, to = 0;
-    nrm_CUevent event = NULL;
+    struct nrm__cuda_lone_event event = {0};
     bool is_captured = true;
     fill_spaces();
     copy_slowly(row, expected, source);
@@ -217,7 +217,7 @@ TEST(a_box_that_fails_is_told)
     CHECK_OK(nrm__cuda_init(NULL));
     make_current(0);
     nrm_CUdeviceptr from = 0;
-    nrm_CUevent event = NULL;
+    struct nrm__cuda_lone_event event = {0};
     bool is_captured;
     const struct layout *row = layouts;
     while (strcmp(row->name, "a box") != 0) {
@@ -230,7 +230,7 @@ TEST(a_box_that_fails_is_told)
     CHECK_STATUS(nrm__transfer_submit(-1, &transfer, 0, &event, &is_captured),
                  NRM_CUDA_ERROR);
     CHECK_STR_HAS(nrm_last_error()->message, "a copy of 420 B");
-    CHECK(event == NULL);
+    CHECK(event.handle == NULL);
     CHECK_EQ(cuda.cuMemFree(from), NRM_CUDA_SUCCESS);
 }
 
@@ -245,7 +245,7 @@ TEST(without_a_current_context_the_primary_one_is_used)
     nrm_CUdeviceptr to = 0;
     CHECK_EQ(cuda.cuMemAlloc(&to, SPACE), NRM_CUDA_SUCCESS);
     CHECK_EQ(cuda.cuCtxSetCurrent(NULL), NRM_CUDA_SUCCESS);
-    nrm_CUevent event = NULL;
+    struct nrm__cuda_lone_event event = {0};
     bool is_captured;
     fill_spaces();
     struct nrm__transfer transfer =
@@ -266,7 +266,7 @@ TEST(a_producer_is_waited_for)
     make_current(0);
     nrm_stream *producer = new_stream(), *consumer = new_stream();
     nrm_CUdeviceptr from = 0;
-    nrm_CUevent event = NULL;
+    struct nrm__cuda_lone_event event = {0};
     bool is_captured;
     CHECK_EQ(cuda.cuMemAlloc(&from, SPACE), NRM_CUDA_SUCCESS);
     hold(producer);
@@ -283,7 +283,7 @@ TEST(a_producer_is_waited_for)
     CHECK_OK(nrm__transfer_submit(-1, &transfer, nrm_stream_handle(consumer), &event,
                                   &is_captured));
     let_run();
-    CHECK_STATUS(nrm__transfer_query(event, false), NRM_NOT_FOUND);
+    CHECK_STATUS(nrm__transfer_query(&event, false), NRM_NOT_FOUND);
     CHECK_EQ(host[0], 0);
     let_go(producer);
     wait_for(event);
@@ -304,7 +304,7 @@ TEST(a_failing_copy_is_told_and_leaves_nothing_behind)
     CHECK_OK(nrm__cuda_init(NULL));
     make_current(0);
     nrm_stream *stream = new_stream();
-    nrm_CUevent event = NULL;
+    struct nrm__cuda_lone_event event = {0};
     bool is_captured;
     struct nrm__transfer transfer = transfer_of(
         &layouts[2], NRM__TO_DEVICE, (char *)(uintptr_t)0x1000, (char *)source);

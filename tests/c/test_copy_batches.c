@@ -64,11 +64,11 @@ reversed(enum nrm__direction direction, const void *src, nrm_CUdeviceptr dst, si
 static nrm_status
 submit(const struct nrm__transfer *transfer, uintptr_t stream)
 {
-    nrm_CUevent event = NULL;
+    struct nrm__cuda_lone_event event = {0};
     bool is_captured = false;
     NRM_TRY(nrm__transfer_submit(-1, transfer, stream, &event, &is_captured));
-    CHECK_EQ(event == NULL, is_captured);
-    nrm__transfer_drop(event);
+    CHECK_EQ(event.handle == NULL, is_captured);
+    nrm__cuda_lone_drop(&event);
     return NRM_OK;
 }
 

@@ -139,11 +139,12 @@ reversed(int dst, int src, size_t n)
 static nrm_status
 submit(const struct nrm__transfer *t, nrm_CUstream stream)
 {
-    nrm_CUevent event = NULL;
+    struct nrm__cuda_lone_event event = {0};
     bool is_captured;
     NRM_TRY(nrm__transfer_submit(-1, t, (uintptr_t)stream, &event, &is_captured));
-    nrm_status status = event == NULL ? NRM_OK : nrm__transfer_query(event, true);
-    nrm__transfer_drop(event);
+    nrm_status status = event.handle == NULL ? NRM_OK
+                                             : nrm__transfer_query(&event, true);
+    nrm__cuda_lone_drop(&event);
     return status;
 }
 
@@ -253,7 +254,7 @@ TEST_EACH(a_copy_comes_after_its_stream_and_before_what_follows, ways)
     begin();
     int device = row->on == row->src ? row->src : row->on == row->dst ? row->dst : -1;
     struct nrm__transfer t = flat(row->dst, row->src, 64);
-    nrm_CUevent event = NULL;
+    struct nrm__cuda_lone_event event = {0};
     bool is_captured;
     t.dst = other_half(row->dst);
     put(row->src, bytes, 64);
@@ -264,13 +265,13 @@ TEST_EACH(a_copy_comes_after_its_stream_and_before_what_follows, ways)
     CHECK_OK(nrm__transfer_submit(-1, &t, (uintptr_t)streams[row->on], &event,
                                   &is_captured));
     let_run();
-    CHECK_STATUS(nrm__transfer_query(event, false), NRM_NOT_FOUND);
+    CHECK_STATUS(nrm__transfer_query(&event, false), NRM_NOT_FOUND);
     if (device >= 0 && device == row->src) {
         set_on(device, 8); /* after it */
     }
     CHECK_EQ(sim.release_stream(streams[row->on]), 0);
-    CHECK_OK(nrm__transfer_query(event, true));
-    nrm__transfer_drop(event);
+    CHECK_OK(nrm__transfer_query(&event, true));
+    nrm__cuda_lone_drop(&event);
     CHECK_EQ(get(row->dst)[SPACE / 2], device == row->src ? 9 : bytes[0]);
     end();
 }
@@ -457,14 +458,14 @@ static const struct capture_case {
 static nrm_status
 submit_captured(const struct nrm__transfer *t, nrm_CUstream stream, nrm_CUgraph *graph)
 {
-    nrm_CUevent event = NULL;
+    struct nrm__cuda_lone_event event = {0};
     bool is_captured = false;
     CHECK_EQ(cuda.cuStreamBeginCapture(stream, NRM_CU_STREAM_CAPTURE_MODE_GLOBAL),
              NRM_CUDA_SUCCESS);
     nrm_status status =
         nrm__transfer_submit(-1, t, (uintptr_t)stream, &event, &is_captured);
     CHECK_EQ(is_captured, status == NRM_OK);
-    CHECK(event == NULL);
+    CHECK(event.handle == NULL);
     CHECK_EQ(cuda.cuStreamEndCapture(stream, graph), NRM_CUDA_SUCCESS);
     return status;
 }

@@ -59,7 +59,7 @@ TEST_EACH(a_handle_means_a_stream_of_the_memorys_device, specials)
     begin(2);
     nrm_CUdeviceptr far = allocate_on(FAR_DEVICE);
     nrm_CUcontext context, current;
-    nrm_CUevent event = NULL;
+    struct nrm__cuda_lone_event event = {0};
     bool is_captured = true;
     memset(host, 7, NBYTES);
     CHECK_EQ(cuda.cuCtxGetCurrent(&current), NRM_CUDA_SUCCESS);
@@ -67,8 +67,8 @@ TEST_EACH(a_handle_means_a_stream_of_the_memorys_device, specials)
     struct nrm__transfer transfer = transfer_to(far, host);
     CHECK_OK(
         nrm__transfer_submit(FAR_DEVICE, &transfer, row->handle, &event, &is_captured));
-    CHECK_OK(nrm__transfer_query(event, true));
-    nrm__transfer_drop(event);
+    CHECK_OK(nrm__transfer_query(&event, true));
+    nrm__cuda_lone_drop(&event);
     CHECK(!is_captured);
     CHECK_EQ(cuda.cuCtxGetCurrent(&context), NRM_CUDA_SUCCESS);
     CHECK(context == current);
