@@ -50,9 +50,10 @@ def _auto() -> str:
 
 def _default_fallback(resource: MemoryResource) -> MemoryResource | None:
     policy = _core._option_get("on_exhausted")
-    if policy == "host":
+    has_one = _core._has_fallback(resource)
+    if has_one is None and policy == "host":
         has_one = resource.kind != "host"
-    else:
+    elif has_one is None:
         has_one = policy != "error" and resource.name == "pinned"
     return _core._registry_get("host") if has_one else None
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 
 import numpy_rmm
@@ -133,6 +136,43 @@ def test_the_fallback_follows_on_exhausted(
     with options(on_exhausted=policy):
         handler = numpy_rmm.use_handler(name).handler
     assert (handler.fallback is numpy_rmm.registry["host"]) == has_fallback
+
+
+@pytest.mark.parametrize("policy", ["auto", "host", "error", "wait"])
+@pytest.mark.parametrize("own", [None, "host", "error", "wait"])
+@pytest.mark.parametrize("kind", ["pinned", "managed"])
+@pytest.mark.parametrize("is_counted", [False, True])
+def test_what_a_pool_was_told_comes_before_the_option(
+    cuda: object, policy: str, own: Any, kind: str, is_counted: bool
+) -> None:
+    sources = {
+        "pinned": mr.PinnedHostMemoryResource,
+        "managed": mr.ManagedMemoryResource,
+    }
+    with options(on_exhausted=policy):
+        pool: mr.MemoryResource = mr.PoolMemoryResource(
+            sources[kind](), on_exhausted=own
+        )
+        pool = mr.StatisticsResourceAdaptor(pool) if is_counted else pool
+        handler = numpy_rmm.use_handler(pool).handler
+    assert (handler.fallback is not None) == ((own or policy) == "host")
+
+
+def test_a_full_pool_that_falls_back_to_the_host(cuda: object) -> None:
+    pool = mr.PoolMemoryResource(
+        mr.PinnedHostMemoryResource(),
+        maximum_pool_size="4 MiB",
+        on_exhausted="host",
+    )
+    handler = numpy_rmm.use_handler(pool).handler
+    arrays = handler.run(lambda: [np.zeros(1 << 20, np.uint8) for _ in range(5)])
+    with pytest.warns(RuntimeWarning, match="ordinary host memory"):
+        kinds = [numpy_rmm.memory_kind(array) for array in arrays]
+    assert kinds == 4 * ["pinned"] + ["host"]
+    assert "fell back" in (numpy_rmm.array_info(arrays[-1]).reason or "")
+    assert handler.statistics().fallbacks == 1
+    with pytest.raises(numpy_rmm.OutOfMemoryError):
+        pool.allocate(1 << 20)
 
 
 def test_a_users_own_resource_has_no_fallback(cuda: object) -> None:

@@ -501,7 +501,12 @@ def pool(**keywords: object) -> mr.PoolMemoryResource:
             "larger than the maximum",
         ),
         ({"reuse": "never"}, ValueError, "reuse must be one of 'context', 'immediate'"),
-        ({"on_exhausted": "host"}, ValueError, "one of 'error', 'wait', not 'host'"),
+        ({"on_exhausted": "host"}, ValueError, "on_exhausted='host' is for pools of"),
+        (
+            {"on_exhausted": "no"},
+            ValueError,
+            "one of 'host', 'error', 'wait', not 'no'",
+        ),
         ({"wait_limit": -1}, ValueError, "wait_limit"),
         ({"wait_limit": "soon"}, ValueError, "wait_limit"),
         ({"parked_limit": None, "wait_limit": []}, TypeError, "wait_limit"),

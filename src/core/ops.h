@@ -84,6 +84,10 @@ enum {
     NRM__OPS_OWN_SIZES = 1u
         << 13, /* has blocks of its own sizes: it may refuse a greater
                                       alignment than its kind has, also of a segment */
+    NRM__OPS_HOST_WHEN_FULL = 1u
+        << 14, /* of a pool's flags: handlers over it fall back to host memory ... */
+    NRM__OPS_NO_FALLBACK = 1u
+        << 15, /* ... or to none; without either the option says so */
     /* What holds for those that hand out the blocks of their upstream, too. */
     NRM__OPS_PASSED_ON = NRM__OPS_OVERLAY | NRM__OPS_STACKS | NRM__OPS_ASKS |
         NRM__OPS_OWN_SIZES,

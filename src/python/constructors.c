@@ -7,6 +7,7 @@
 #include <limits.h>
 
 #include "cuda/context.h"
+#include "core/ops.h"
 #include "nrm/adaptors.h"
 #include "nrm/pools.h"
 #include "nrm/sources.h"
@@ -256,12 +257,38 @@ pool_size_argument(struct module_state *state, nrm_resource *upstream, PyObject 
                          nrm_resource_device(upstream), value, name, out);
 }
 
+/* What a full pool does. To serve host memory is for handlers to do, which have arrays. */
+static int
+exhausted_argument(const nrm_resource *upstream, PyObject *value,
+                   nrm_pool_options *options, unsigned *out_flags)
+{
+    static const char *const words[] = {"host", "error", "wait", NULL};
+    int choice;
+    *out_flags = 0;
+    if (arg_is_none(value)) {
+        return 0;
+    }
+    if (arg_choice(value, "on_exhausted", words, &choice) < 0) {
+        return -1;
+    }
+    nrm_kind kind = nrm_resource_kind(upstream);
+    if (choice == 0 && kind != NRM_KIND_PINNED && kind != NRM_KIND_MANAGED) {
+        PyErr_SetString(PyExc_ValueError,
+                        "on_exhausted='host' is for pools of page-locked and managed "
+                        "memory, in whose place a handler can give host memory");
+        return -1;
+    }
+    options->on_exhausted = choice == 2 ? NRM_ON_EXHAUSTED_WAIT
+                                        : NRM_ON_EXHAUSTED_ERROR;
+    *out_flags = choice == 0 ? NRM__OPS_HOST_WHEN_FULL : NRM__OPS_NO_FALLBACK;
+    return 0;
+}
+
 static nrm_resource *
 construct_pool(struct module_state *state, PyObject **values,
                void **Py_UNUSED(callbacks))
 {
     static const char *const reuse_words[] = {"context", "immediate", "recorded", NULL};
-    static const char *const exhausted_words[] = {"error", "wait", NULL};
     static const char *const segments_words[] = {"vmm", "alloc", NULL};
     nrm_pool_options options = NRM_OPTIONS(nrm_pool_options);
     int choice;
@@ -292,12 +319,9 @@ construct_pool(struct module_state *state, PyObject **values,
         arg_duration(values[5], "wait_limit", &options.wait_limit_ns) < 0) {
         return NULL;
     }
-    if (!arg_is_none(values[6])) {
-        if (arg_choice(values[6], "on_exhausted", exhausted_words, &choice) < 0) {
-            return NULL;
-        }
-        options.on_exhausted = choice == 0 ? NRM_ON_EXHAUSTED_ERROR
-                                           : NRM_ON_EXHAUSTED_WAIT;
+    unsigned flags;
+    if (exhausted_argument(upstream, values[6], &options, &flags) < 0) {
+        return NULL;
     }
     if (!arg_is_none(values[7])) {
         if (arg_choice(values[7], "segments", segments_words, &choice) < 0) {
@@ -312,6 +336,9 @@ construct_pool(struct module_state *state, PyObject **values,
     options.grow_ahead = grow_ahead != 0;
     nrm_resource *mr;
     nrm_status status = nrm_pool_create(upstream, &options, &mr);
+    if (status == NRM_OK) {
+        mr->flags |= flags; /* nobody else has it yet */
+    }
     return made(state, status, mr);
 }
 

@@ -7,6 +7,7 @@
  */
 #include "python/handler_functions.h"
 
+#include "core/ops.h"
 #include "nrm/options.h"
 #include "python/args.h"
 #include "python/errors.h"
@@ -147,6 +148,23 @@ make_handler(PyObject *module, PyObject *const *args, Py_ssize_t n_args,
     return cached(state, (struct resource_object *)values[0], &options);
 }
 
+/* True or False where a pool was told what to do when it is full; None: it was not. */
+static PyObject *
+has_fallback(PyObject *module, PyObject *object)
+{
+    nrm_resource *mr = memory_resource_get(module_state(module), object, "resource");
+    while (mr != NULL && (mr->ops->flags & NRM__OPS_ADAPTOR) && mr->upstream != NULL) {
+        mr = mr->upstream;
+    }
+    if (mr == NULL) {
+        return NULL;
+    }
+    if (mr->flags & (NRM__OPS_HOST_WHEN_FULL | NRM__OPS_NO_FALLBACK)) {
+        return PyBool_FromLong((mr->flags & NRM__OPS_HOST_WHEN_FULL) != 0);
+    }
+    Py_RETURN_NONE;
+}
+
 /* ---- the context's handler ---- */
 
 static PyObject *
@@ -199,6 +217,10 @@ PyMethodDef handler_functions[] = {
      METH_FASTCALL | METH_KEYWORDS,
      SIGNATURE_DOC("_make_handler", "$module, ", MAKE_TEXT,
                    "The handler over a resource; fallback None: none.")},
+    {"_has_fallback", has_fallback, METH_O,
+     PyDoc_STR("_has_fallback($module, resource, /)\n--\n\n"
+               "Whether a pool was told to fall back to host memory; None: it was not "
+               "told.")},
     {"_handler_from_capsule", handler_from_capsule, METH_O,
      PyDoc_STR("_handler_from_capsule($module, capsule, /)\n--\n\n"
                "A Handler over a capsule named 'mem_handler'.")},
