@@ -251,6 +251,62 @@ def test_a_context_that_another_thread_has_destroyed(
     assert simulator.faults() == []
 
 
+# ---- without a primary one -----------------------------------------------------------
+
+
+def is_active(driver: Driver) -> bool:
+    flags, active = ctypes.c_uint(), ctypes.c_int()
+    driver.check(
+        driver.cuDevicePrimaryCtxGetState(0, ctypes.byref(flags), ctypes.byref(active))
+    )
+    return bool(active.value)
+
+
+@pytest.fixture
+def only(simulator: SimulatedCuda) -> Iterator[Foreign]:
+    """The one context that there is; another one would be a surprise."""
+    simulator.driver.check(simulator.driver.cuInit(0))
+    context = Foreign(simulator.driver)
+    yield context
+    assert not is_active(simulator.driver)
+    context.destroy()
+    gc.collect()
+    numpy_rmm.trim()
+    assert simulator.outstanding()["registrations"] == (0, 0)
+    assert simulator.faults() == []
+
+
+@pytest.mark.parametrize("ends", ["after", "before", "elsewhere"])
+def test_a_pin_in_the_only_context_is_unlocked(
+    simulator: SimulatedCuda, only: Foreign, ends: str
+) -> None:
+    array = np.zeros(NBYTES, np.uint8)
+    pin = numpy_rmm.pin(array)
+    assert simulator.outstanding()["registrations"] == (1, NBYTES)
+    if ends == "before":
+        only.destroy()
+    if ends == "elsewhere":
+        thread = threading.Thread(target=pin.close)  # which has no context
+        thread.start()
+        thread.join()
+    pin.close()
+    assert not numpy_rmm.is_pinned(array)
+    assert simulator.outstanding()["registrations"] == (0, 0)
+
+
+def test_arrays_and_copies_in_the_only_context(
+    simulator: SimulatedCuda, only: Foreign
+) -> None:
+    target = numpy_rmm.DeviceBuffer(size=NBYTES)
+    stream, back = Stream(only.stream), np.zeros(NBYTES, np.uint8)
+    for value in range(1, 4):
+        with numpy_rmm.pinned():
+            array = np.full(NBYTES, value, np.uint8)
+        copyto(target.ptr, array, stream=stream)
+        copyto(back, target.ptr, stream=stream)
+        assert (back == value).all()
+
+
 # ---- captures ------------------------------------------------------------------------
 
 
