@@ -498,6 +498,8 @@ def simulate_cuda(
     ...     cuda.outstanding()["device_allocations"]
     (1, 1024)
     """
+    if not isinstance(manual, bool) and manual != "calls":
+        raise ValueError(f"manual must be True, False or 'calls', not {manual!r}")
     config = _Config(
         size=ctypes.sizeof(_Config),
         devices=_integer("devices", devices, 0, _MAX_DEVICES),

@@ -294,6 +294,22 @@ def test_a_pin_in_the_only_context_is_unlocked(
     assert simulator.outstanding()["registrations"] == (0, 0)
 
 
+@pytest.mark.parametrize("name", ["pinned", "managed", "pinned_direct"])
+@pytest.mark.parametrize("ends", ["after", "before"])
+def test_arrays_that_outlive_the_only_context(
+    simulator: SimulatedCuda, only: Foreign, name: str, ends: str
+) -> None:
+    with numpy_rmm.use_handler(name):
+        array = np.ones(NBYTES, np.uint8)
+    if ends == "before":
+        only.destroy()
+    del array
+    numpy_rmm.trim()
+    if ends == "after":
+        only.destroy()
+    numpy_rmm.trim()
+
+
 def test_arrays_and_copies_in_the_only_context(
     simulator: SimulatedCuda, only: Foreign
 ) -> None:

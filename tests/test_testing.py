@@ -39,6 +39,7 @@ def test_a_machine_is_as_asked() -> None:
         ({"init_error": "NO"}, ValueError, "no CUDA error is called 'NO'"),
         ({"page_locked": "much"}, ValueError, "page_locked must be like"),
         ({"colour": 1}, TypeError, "no device attribute is called 'colour'"),
+        ({"manual": "call"}, ValueError, "manual must be True, False or 'calls'"),
     ],
 )
 def test_a_wrong_argument_is_named(

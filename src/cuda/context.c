@@ -461,6 +461,23 @@ nrm__cuda_enter_retained(int device, struct nrm__cuda_scope *out)
     return true;
 }
 
+nrm_status
+nrm__cuda_enter_to_free(int device, struct nrm__cuda_scope *out)
+{
+    nrm_status status = nrm__cuda_enter_existing(device, out);
+    const struct nrm__driver *driver = nrm__cuda_driver();
+    if (status != NRM_NOT_FOUND || driver == NULL || nrm__cuda_is_exiting()) {
+        return status;
+    }
+    *out = (struct nrm__cuda_scope){
+        .driver = driver,
+        .device = device,
+        .generation = nrm__cuda_generation_noticed(device),
+        .mode = nrm__cuda_relax(driver),
+    };
+    return NRM_OK;
+}
+
 void
 nrm__cuda_leave(struct nrm__cuda_scope *scope)
 {

@@ -43,6 +43,11 @@ bool nrm__cuda_enter_retained(int device, struct nrm__cuda_scope *out);
 /* After that: whether it has been in one life of the context all the while. */
 bool nrm__cuda_is_same_life(const struct nrm__cuda_scope *scope);
 
+/* As nrm__cuda_enter_existing, for calls that give memory back, which need no context: where
+   there is no primary one, none is made current, `context` is NULL, and the memory is that
+   of a context of the program's own, which may have ended. */
+nrm_status nrm__cuda_enter_to_free(int device, struct nrm__cuda_scope *out);
+
 void nrm__cuda_leave(struct nrm__cuda_scope *scope);
 
 /* Ends and restores the relaxed capture mode of this thread, for calls that need no

@@ -212,11 +212,14 @@ nrm__page_lock_check(const struct nrm__page_lock *lock)
            nrm__cuda_generation(lock->device) == lock->generation;
 }
 
-/* The call needs no context, as the driver knows by the address whose it is. */
 static enum nrm__unlocked
-unregister(const struct nrm__driver *driver, void *ptr)
+unlock_entered(const struct nrm__cuda_scope *scope, void *ptr,
+               const struct nrm__page_lock *lock)
 {
-    nrm_CUresult code = driver->cuMemHostUnregister(ptr);
+    if (scope->generation != lock->generation) {
+        return NRM__UNLOCKED; /* by the reset */
+    }
+    nrm_CUresult code = scope->driver->cuMemHostUnregister(ptr);
     if (code == NRM_CUDA_SUCCESS || nrm__cuda_is_destroyed(code) ||
         nrm__cuda_is_sticky(code) ||
         code == NRM_CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED) {
@@ -224,25 +227,6 @@ unregister(const struct nrm__driver *driver, void *ptr)
     }
     (void)nrm__cuda_error(code, "cuMemHostUnregister of 0x%zx", (size_t)(uintptr_t)ptr);
     return NRM__UNLOCK_LATER;
-}
-
-static enum nrm__unlocked
-unlock_entered(const struct nrm__cuda_scope *scope, void *ptr,
-               const struct nrm__page_lock *lock)
-{
-    return scope->generation != lock->generation ? NRM__UNLOCKED /* by the reset */
-                                                 : unregister(scope->driver, ptr);
-}
-
-/* There is no primary context: it was locked in one of the program's own, which may have
-   ended. */
-static enum nrm__unlocked
-unlock_alone(void *ptr, const struct nrm__page_lock *lock)
-{
-    nrm_CUstreamCaptureMode mode = nrm__cuda_relax(lock->driver);
-    enum nrm__unlocked result = unregister(lock->driver, ptr);
-    nrm__cuda_unrelax(lock->driver, mode);
-    return result;
 }
 
 enum nrm__unlocked
@@ -254,14 +238,13 @@ nrm__page_unlock(void *ptr, size_t nbytes, const struct nrm__page_lock *lock)
         result = lock->driver->simulated ? NRM__UNLOCKED : NRM__UNLOCK_NEVER;
     }
     else if (nrm__cuda_generation(lock->device) == lock->generation) {
-        nrm_status status = nrm__cuda_enter_existing(lock->device, &scope);
+        nrm_status status = nrm__cuda_enter_to_free(lock->device, &scope);
         if (status == NRM_OK) {
             result = unlock_entered(&scope, ptr, lock);
             nrm__cuda_leave(&scope);
         }
         else if (nrm__cuda_generation(lock->device) == lock->generation) {
-            result = status == NRM_NOT_FOUND ? unlock_alone(ptr, lock)
-                                             : NRM__UNLOCK_LATER;
+            result = NRM__UNLOCK_LATER;
         }
     }
     if (result != NRM__UNLOCK_LATER) {

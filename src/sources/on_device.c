@@ -175,7 +175,7 @@ free_entered(const struct origin *origin, const char *name, free_function *call,
 {
     struct nrm__cuda_scope scope;
     nrm_CUresult code = NRM_CUDA_SUCCESS;
-    NRM_TRY(nrm__cuda_enter(origin->device, &scope));
+    NRM_TRY(nrm__cuda_enter_to_free(origin->device, &scope));
     if (scope.generation == origin->generation) {
         code = call(&scope, more, origin->base);
     }

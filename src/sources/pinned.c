@@ -360,7 +360,7 @@ unlock(const struct locked *locked, bool *out_can_unmap)
 {
     struct nrm__cuda_scope scope;
     nrm_CUresult code = NRM_CUDA_SUCCESS;
-    NRM_TRY(nrm__cuda_enter(locked->device, &scope));
+    NRM_TRY(nrm__cuda_enter_to_free(locked->device, &scope));
     if (scope.generation == atomic_load(&locked->generation)) {
         code = unlock_entered(&scope, locked);
     }
