@@ -262,10 +262,25 @@ def test_a_closed_stream(program: Program) -> None:
         record_use(array, stream)
 
 
-def test_a_handle_of_no_stream(program: Program, simulator: object) -> None:
+@pytest.mark.parametrize(
+    "number", [100, 12345, 0x1234560, 0xDEADBEEF, 1 << 60, 2**64 - 1]
+)
+@pytest.mark.parametrize("kind_of_stream", [int, Theirs, Stream])
+def test_a_handle_of_no_stream(
+    program: Program, number: int, kind_of_stream: Callable[[int], Any]
+) -> None:
+    """Not even a driver that would follow it gets to see it."""
     array = program.new()
-    with pytest.raises(CudaError, match="INVALID"):
-        record_use(array, 0x1234560)
+    with pytest.raises(CudaError, match=r"where there is nothing.*INVALID_HANDLE"):
+        record_use(array, kind_of_stream(number))
+    assert numpy_rmm.array_info(array).uses == ()
+
+
+def test_a_handle_of_a_stream_that_is_gone(program: Program, simulator: object) -> None:
+    array, handle = program.new(), program.driver.create_stream()
+    program.driver.check(program.driver.cuStreamDestroy(handle))
+    with pytest.raises(CudaError, match="INVALID_HANDLE"):
+        record_use(array, handle)
     assert numpy_rmm.array_info(array).uses == ()
 
 

@@ -16,6 +16,7 @@
 #include "core/order_slots.h"
 #include "core/stream.h"
 #include "core/uses.h"
+#include "os/memory.h"
 
 enum {
     N_PRIMARY = 64, /* slots of streams that are known to be in a primary context */
@@ -223,10 +224,32 @@ classify_bare(nrm_stream *stream, unsigned flags, struct nrm__use *use)
     return NRM_OK;
 }
 
+/* A driver follows a handle. Where nothing is mapped it would end the process, so pages of
+   handles are looked at when they are first seen. */
+static nrm_status
+check_bare(uintptr_t handle)
+{
+    static atomic_uintptr_t seen[16];
+    uintptr_t page = handle / 4096 + 1; /* 0: none was seen */
+    atomic_uintptr_t *known = &seen[page % 16];
+    if (atomic_load_explicit(known, memory_order_relaxed) == page) {
+        return NRM_OK;
+    }
+    if (!nrm__is_mapped(handle)) {
+        return nrm__cuda_error(NRM_CUDA_ERROR_INVALID_HANDLE,
+                               "stream 0x%zx, where there is nothing", (size_t)handle);
+    }
+    atomic_store_explicit(known, page, memory_order_relaxed);
+    return NRM_OK;
+}
+
 static nrm_status
 record_use(const void *ptr, const struct place *place, nrm_stream *stream)
 {
     struct nrm__use use = {.start = place->start, .handle = stream->handle};
+    if (!nrm__stream_stays(stream)) {
+        NRM_TRY(check_bare(stream->handle));
+    }
     if (!nrm__stream_is_here(stream)) {
         return nrm__error(
             NRM_INVALID_VALUE,

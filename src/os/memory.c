@@ -248,6 +248,14 @@ nrm__is_resident(void *page)
     return mincore(page, nrm__page_size(), &in_memory) == 0 && (in_memory & 1) != 0;
 }
 
+bool
+nrm__is_mapped(uintptr_t address)
+{
+    unsigned char in_memory;
+    size_t page = nrm__page_size();
+    return mincore((void *)nrm__align_down(address, page), page, &in_memory) == 0;
+}
+
 size_t
 nrm__absent_nbytes(const void *ptr, size_t nbytes)
 {

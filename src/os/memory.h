@@ -9,6 +9,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 size_t nrm__page_size(void);
 
@@ -47,6 +48,9 @@ int nrm__discard(void *ptr, size_t nbytes);
 
 /* Whether a page of a mapping is in memory: one that was never touched is not. */
 bool nrm__is_resident(void *page);
+
+/* Whether anything is mapped at an address. */
+bool nrm__is_mapped(uintptr_t address);
 
 /* Bytes of the pages of any range that are not in memory, as far as the kernel tells. */
 size_t nrm__absent_nbytes(const void *ptr, size_t nbytes);

@@ -55,7 +55,7 @@ raise_not_ours(PyObject *object, const void *ptr)
                                                  : "unknown";
     return PyErr_Format(
         PyExc_ValueError,
-        "%p is '%s' memory that numpy_rmm did not allocate: nothing can "
+        "%p is '%s' memory that is no live block of numpy_rmm: nothing can "
         "keep it when its owner lets it go",
         ptr, kind);
 }
