@@ -7,6 +7,7 @@ use it hold on both. What only the simulator can do takes `simulator`.
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import subprocess
 import sys
@@ -15,12 +16,14 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import numpy_rmm
-from numpy_rmm import mr
+from benchmark_runs import BENCHMARKS, ROOT, command
+from numpy_rmm import Stream, mr
 from numpy_rmm.testing import Driver, SimulatedCuda, simulate_cuda
 
 ON_GPU = os.environ.get("NUMPY_RMM_TEST_GPU") == "1"
@@ -55,6 +58,18 @@ def driver(cuda: Driver) -> Driver:
     """With the primary context current, which on a GPU is never let go of again."""
     cuda.activate()
     return cuda
+
+
+@pytest.fixture
+def pool() -> mr.PoolMemoryResource:
+    """A pool of device memory that is nobody's current resource."""
+    return mr.PoolMemoryResource(mr.CudaMemoryResource())
+
+
+@pytest.fixture
+def stream() -> Stream:
+    """That does not wait for the default stream, nor it for this one."""
+    return Stream(flags=1)
 
 
 @pytest.fixture
@@ -176,3 +191,33 @@ def pattern() -> Callable[..., np.ndarray]:
         return np.resize(period, nbytes)
 
     return make
+
+
+# ---- benchmarks ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def nrm_bench() -> Path:
+    """The C program, built as the suites build it, but quickly: no figure counts."""
+    build = ROOT / "build" / "benchmarks-test"
+    done = command(
+        "-c",
+        f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r}); import _compile; "
+        f"from pathlib import Path; print(_compile.program(Path({str(build)!r}), "
+        "'plain'))",
+    )
+    assert done.returncode == 0, done.stderr
+    return Path(done.stdout.strip())
+
+
+@pytest.fixture
+def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
+    """Imports what lies in benchmarks/, and forgets it afterwards."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    yield importlib.import_module
+    for name in set(sys.modules) - before:
+        if getattr(sys.modules[name], "__file__", None) and str(BENCHMARKS) in str(
+            sys.modules[name].__file__
+        ):
+            del sys.modules[name]

@@ -4,19 +4,15 @@ NUMPY_RMM_TEST_GPU=1, on a real one."""
 from __future__ import annotations
 
 import ctypes
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
+import captures
 import numpy_rmm
+from captures import MODES, N_BLOCKS, NBYTES, STREAMS, Program, Theirs
 from numpy_rmm import DEFAULT_STREAM, Stream
 from numpy_rmm.testing import Driver, SimulatedCuda
-
-sys.path.append(str(Path(__file__).parent / "gpu"))
-import captures
-from captures import MODES, N_BLOCKS, NBYTES, STREAMS, Program, Theirs
 
 
 @pytest.fixture

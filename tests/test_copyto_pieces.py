@@ -56,12 +56,6 @@ MakeDevice = Callable[[np.ndarray], Device]
 
 
 @pytest.fixture
-def driver(cuda: Driver) -> Driver:
-    cuda.activate()
-    return cuda
-
-
-@pytest.fixture
 def device(driver: Driver) -> Iterator[MakeDevice]:
     made: list[Device] = []
 
@@ -73,11 +67,6 @@ def device(driver: Driver) -> Iterator[MakeDevice]:
     driver.check(driver.cuCtxSynchronize())
     for each in made:
         driver.check(driver.cuMemFree(each.address))
-
-
-@pytest.fixture
-def stream(driver: Driver) -> Stream:
-    return Stream(flags=1)
 
 
 def rows(n: int = N_PIECES, nbytes: int = PIECE, pinned: bool = True) -> np.ndarray:

@@ -26,24 +26,10 @@ from numpy_rmm import (
 )
 from numpy_rmm.testing import Driver
 
+pytestmark = pytest.mark.usefixtures("driver")
+
 DTYPES = ["u1", "<f4", ">i2", "c16", "?", "S7", "M8[s]", "f2"]
 View = Callable[[Any], Any]
-
-
-@pytest.fixture(autouse=True)
-def driver(cuda: Driver) -> Driver:
-    cuda.activate()
-    return cuda
-
-
-@pytest.fixture
-def pool() -> mr.PoolMemoryResource:
-    return mr.PoolMemoryResource(mr.CudaMemoryResource())
-
-
-@pytest.fixture
-def stream() -> Stream:
-    return Stream(flags=1)
 
 
 def host(shape: tuple[int, ...] = (6, 8), dtype: Any = np.int32) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""DeviceBuffer: bytes of a device, of a resource, in the order of a stream."""
+"""DeviceBuffer: bytes of a device, of a resource."""
 
 from __future__ import annotations
 
@@ -6,20 +6,17 @@ import copy
 import gc
 import pickle
 import sys
-import threading
 import weakref
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 import numpy_rmm
+from device_buffers import Theirs, live
 from numpy_rmm import (
     DEFAULT_STREAM,
-    LEGACY_DEFAULT_STREAM,
-    PER_THREAD_DEFAULT_STREAM,
     DeviceBuffer,
     Stream,
     copy_device_to_ptr,
@@ -29,37 +26,16 @@ from numpy_rmm import (
 )
 from numpy_rmm.testing import Driver, SimulatedCuda
 
+pytestmark = pytest.mark.usefixtures("driver")
+
 NBYTES = 1 << 20
 KINDS = ["device", "managed", "pinned"]
 Run = Callable[..., Any]
 
 
-@pytest.fixture(autouse=True)
-def driver(cuda: Driver) -> Iterator[Driver]:
-    cuda.activate()
-    yield cuda
-    mr.set_current_device_resource(None)
-
-
-@pytest.fixture
-def pool() -> mr.PoolMemoryResource:
-    """A pool that is nobody's current resource."""
-    return mr.PoolMemoryResource(mr.CudaMemoryResource())
-
-
-@pytest.fixture
-def stream() -> Stream:
-    return Stream(flags=1)
-
-
 @pytest.fixture(params=KINDS)
 def resource(request: pytest.FixtureRequest) -> mr.MemoryResource:
     return numpy_rmm.registry[request.param]
-
-
-def live(resource: mr.MemoryResource) -> tuple[int, int]:
-    statistics = resource.statistics()
-    return statistics.current_count, statistics.current_bytes
 
 
 # ---- making one ----------------------------------------------------------------------
@@ -286,18 +262,6 @@ def test_addresses_beyond_a_block() -> None:
 # ---- within a device -----------------------------------------------------------------
 
 
-class Theirs:
-    """Memory of another library."""
-
-    def __init__(self, buffer: DeviceBuffer, **more: object) -> None:
-        self.buffer = buffer
-        self.more = more
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        return {**self.buffer.__cuda_array_interface__, **self.more}
-
-
 @pytest.mark.parametrize("make", [lambda x: x.copy(), copy.copy, copy.deepcopy])
 def test_copies(make: Run, resource: mr.MemoryResource, stream: Stream) -> None:
     buffer = DeviceBuffer.to_device(b"abc", stream, resource)
@@ -361,199 +325,6 @@ def test_memory_that_is_refused(more: Any, error: type, match: str) -> None:
 def test_what_is_no_memory_of_a_device() -> None:
     with pytest.raises(TypeError, match="cuda_ary must have __cuda_array_interface__"):
         DeviceBuffer(size=10).copy_from_device(b"abc")  # type: ignore[arg-type]
-
-
-# ---- order ---------------------------------------------------------------------------
-
-
-def test_copies_on_a_stream_are_not_waited_for(driver: Driver, stream: Stream) -> None:
-    source = DeviceBuffer.to_device(b"abc", stream)
-    target = DeviceBuffer(size=3, stream=stream)
-    with driver.held(stream):
-        target.copy_from_device(source, stream)
-        other = source.copy()
-        for buffer in (target, other):
-            interface = buffer.__cuda_array_interface__
-            assert interface["stream"] == stream.handle
-    stream.synchronize()
-    for buffer in (target, other):
-        assert buffer.__cuda_array_interface__["stream"] is None
-        assert buffer.tobytes(stream) == b"abc"
-
-
-def test_copies_on_the_default_stream_are(driver: Driver) -> None:
-    source = DeviceBuffer.to_device(b"abc")
-    held = threading.Event()
-    let_go = threading.Event()
-    blocking = Stream()  # the default stream waits for it
-
-    def hold() -> None:
-        driver.activate()
-        with driver.held(blocking):
-            held.set()
-            let_go.wait(10)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    held.wait(10)
-    timer = threading.Timer(0.1, let_go.set)
-    timer.start()
-    other = source.copy()
-    assert let_go.is_set()  # and others ran meanwhile
-    assert other.__cuda_array_interface__["stream"] is None
-    thread.join()
-    timer.join()
-
-
-@pytest.mark.parametrize("to", ["host", "device"])
-def test_a_copy_comes_behind_the_streams_of_its_ends(
-    driver: Driver, stream: Stream, to: str
-) -> None:
-    own = Stream(flags=1)
-    source = DeviceBuffer.to_device(bytes(NBYTES), own)
-    target = DeviceBuffer(size=NBYTES, stream=stream)
-    with driver.held(own):
-        driver.check(driver.cuMemsetD8Async(source.ptr, 7, NBYTES, own.handle))
-        if to == "device":
-            target.copy_from_device(source, stream)
-    if to == "host":
-        assert set(source.tobytes(stream)) == {7}
-    else:
-        assert set(target.tobytes(stream)) == {7}
-
-
-def test_memory_that_is_freed_while_it_is_copied(
-    driver: Driver, pool: mr.MemoryResource, stream: Stream
-) -> None:
-    own = Stream(flags=1)
-    source = DeviceBuffer.to_device(b"\1" * NBYTES, own, pool)
-    target = DeviceBuffer(size=NBYTES, stream=stream, mr=pool)
-    with driver.held(stream):
-        target.copy_from_device(source, stream)
-        del source
-        others = [DeviceBuffer(size=NBYTES, stream=own, mr=pool) for _ in range(4)]
-        for other in others:
-            driver.check(driver.cuMemsetD8Async(other.ptr, 2, NBYTES, own.handle))
-    assert set(target.tobytes(stream)) == {1}
-
-
-def test_a_target_that_is_freed_while_it_is_copied_to(
-    driver: Driver, pool: mr.MemoryResource, stream: Stream
-) -> None:
-    own = Stream(flags=1)
-    source = DeviceBuffer.to_device(b"\1" * NBYTES, stream, pool)
-    target = DeviceBuffer(size=NBYTES, stream=own, mr=pool)
-    with driver.held(stream):
-        target.copy_from_device(source, stream)
-        del target
-        others = [DeviceBuffer(size=NBYTES, stream=own, mr=pool) for _ in range(4)]
-        for other in others:
-            driver.check(driver.cuMemsetD8Async(other.ptr, 2, NBYTES, own.handle))
-    for other in others:
-        assert set(other.tobytes(stream)) == {2}
-
-
-def test_memory_of_others_lives_while_it_is_copied(
-    driver: Driver, stream: Stream
-) -> None:
-    theirs = Theirs(DeviceBuffer.to_device(b"abc"))
-    dead = weakref.ref(theirs)
-    target = DeviceBuffer(size=3, stream=stream)
-    with driver.held(stream):
-        target.copy_from_device(theirs, stream)
-        del theirs
-        gc.collect()
-        assert dead() is not None
-    assert target.tobytes(stream) == b"abc"
-    assert target.__cuda_array_interface__["stream"] is None
-    assert dead() is None
-
-
-def test_the_producer_of_others_comes_first(driver: Driver, stream: Stream) -> None:
-    producer = Stream(flags=1)
-    source = DeviceBuffer.to_device(bytes(NBYTES))
-    target = DeviceBuffer(size=NBYTES, stream=stream)
-    theirs = Theirs(source, stream=producer.handle)
-    with driver.held(producer):
-        driver.check(driver.cuMemsetD8Async(source.ptr, 5, NBYTES, producer.handle))
-        target.copy_from_device(theirs, stream)
-    assert set(target.tobytes(stream)) == {5}
-
-
-def allocate_and_deallocate(stream: Any) -> None:
-    current = mr.get_current_device_resource()
-    current.deallocate(current.allocate(8, stream), 8, stream)
-
-
-STREAM_CALLS: dict[str, Callable[[DeviceBuffer, Any], object]] = {
-    "to_device": lambda _, stream: DeviceBuffer.to_device(b"abc", stream),
-    "copy_to_host": lambda buffer, stream: buffer.copy_to_host(stream=stream),
-    "copy_from_host": lambda buffer, stream: buffer.copy_from_host(b"abc", stream),
-    "copy_from_device": lambda buffer, stream: buffer.copy_from_device(buffer, stream),
-    "tobytes": lambda buffer, stream: buffer.tobytes(stream),
-    "reserve": lambda buffer, stream: buffer.reserve(100, stream),
-    "resize": lambda buffer, stream: buffer.resize(100, stream),
-    "copy_ptr_to_host": lambda b, s: copy_ptr_to_host(b.ptr, bytearray(3), s),
-    "copy_host_to_ptr": lambda b, s: copy_host_to_ptr(b"abc", b.ptr, s),
-    "copy_device_to_ptr": lambda b, s: copy_device_to_ptr(b.ptr, b.ptr + 3, 3, s),
-    "allocate": lambda _, stream: allocate_and_deallocate(stream),
-}
-
-
-@pytest.mark.parametrize("call", STREAM_CALLS.values(), ids=STREAM_CALLS)
-def test_a_stream_that_is_none(call: Run) -> None:
-    buffer = DeviceBuffer(size=6)
-    with pytest.raises(TypeError, match="stream argument cannot be None"):
-        call(buffer, None)
-
-
-@pytest.mark.parametrize("call", STREAM_CALLS.values(), ids=STREAM_CALLS)
-def test_every_kind_of_stream(driver: Driver, call: Run) -> None:
-    class OfOthers:
-        def __cuda_stream__(self) -> tuple[int, int]:
-            return 0, handle
-
-    handle = driver.create_stream()
-    buffer = DeviceBuffer(size=6)
-    for stream in (
-        DEFAULT_STREAM,
-        LEGACY_DEFAULT_STREAM,
-        PER_THREAD_DEFAULT_STREAM,
-        Stream(),
-        OfOthers(),
-    ):
-        call(buffer, stream)
-
-
-def test_a_stream_lives_as_long_as_its_buffer(
-    simulator: SimulatedCuda, pool: mr.MemoryResource
-) -> None:
-    stream = Stream()
-    buffer = DeviceBuffer(size=100, stream=stream, mr=pool)
-    simulator.clear_log()
-    stream.close()
-    del stream
-    assert simulator.calls("cuStreamDestroy") == 0
-    del buffer
-    pool.trim()
-    assert sum("cuStreamDestroy" in line for line in simulator.log()) == 1
-    assert simulator.faults() == []
-
-
-def test_a_per_thread_stream_is_that_of_the_thread() -> None:
-    made: list[DeviceBuffer] = []
-    thread = threading.Thread(
-        target=lambda: made.append(
-            DeviceBuffer.to_device(b"abc", PER_THREAD_DEFAULT_STREAM)
-        )
-    )
-    thread.start()
-    thread.join()
-    assert made[0].tobytes() == b"abc"
-    assert made[0].tobytes(PER_THREAD_DEFAULT_STREAM) == b"abc"
-    made[0].resize(10, PER_THREAD_DEFAULT_STREAM)
-    assert made[0].tobytes()[:3] == b"abc"
-    made.clear()
 
 
 # ---- size ----------------------------------------------------------------------------
@@ -772,155 +543,3 @@ def test_other_memory_is_not(simulator: SimulatedCuda, kind: str) -> None:
     buffer.prefetch()
     DeviceBuffer(mr=numpy_rmm.registry["managed"]).prefetch()
     assert prefetches(simulator) == []
-
-
-# ---- garbage, threads, the end -------------------------------------------------------
-
-
-def test_cycles_with_a_buffer_and_its_resource(pool: mr.MemoryResource) -> None:
-    class Holder:
-        pass
-
-    class Own(mr.StatisticsResourceAdaptor):
-        pass
-
-    own: Any = Own(pool)
-    own.buffer = DeviceBuffer(size=100, mr=own)
-    one, other = Holder(), Holder()
-    one.items = [other, DeviceBuffer(size=10, mr=own), own]  # type: ignore[attr-defined]
-    other.items = [one, DeviceBuffer(size=20, mr=pool)]  # type: ignore[attr-defined]
-    dead = weakref.ref(own)
-    del own, one, other
-    gc.collect()
-    assert dead() is None
-    assert live(pool) == (0, 0)
-
-
-def test_a_cycle_through_its_own_interface(pool: mr.MemoryResource) -> None:
-    buffer = DeviceBuffer(size=100, mr=pool)
-    buffer.__cuda_array_interface__["me"] = buffer  # as a careless consumer might
-    del buffer
-    gc.collect()
-    assert live(pool) == (0, 0)
-
-
-def test_memory_that_garbage_holds_is_found() -> None:
-    pool = mr.LimitingResourceAdaptor(mr.CudaMemoryResource(), 1024)
-    cycle: list[object] = [DeviceBuffer(size=1000, mr=pool)]
-    cycle.append(cycle)
-    del cycle
-    assert len(DeviceBuffer(size=1000, mr=pool)) == 1000
-
-
-def test_a_callback_that_raises() -> None:
-    device = mr.HostMemoryResource()  # nothing is copied
-
-    def allocate(nbytes: int, stream: Stream) -> int:
-        if nbytes > 100:
-            raise KeyError("mine")
-        return device.allocate(nbytes, stream)
-
-    def deallocate(ptr: int, nbytes: int, stream: Stream) -> None:
-        device.deallocate(ptr, nbytes, stream)
-        raise RuntimeError("lost")
-
-    own = mr.CallbackMemoryResource(allocate, deallocate)
-    with pytest.raises(KeyError, match="mine"):
-        DeviceBuffer(size=101, mr=own)
-    seen: list[Any] = []
-    sys.unraisablehook, before = seen.append, sys.unraisablehook
-    try:
-        DeviceBuffer(size=100, mr=own)
-        nothing: dict[str, str] = {}
-        with pytest.raises(KeyError, match="the first one"):  # set when the buffer dies
-            print(DeviceBuffer(size=100, mr=own), nothing["the first one"])
-    finally:
-        sys.unraisablehook = before
-    assert [str(each.exc_value) for each in seen] == ["lost", "lost"]
-    assert live(device) == (0, 0)
-
-
-def test_many_threads(pool: mr.MemoryResource, stream: Stream) -> None:
-    def work(number: int) -> bool:
-        right = True
-        for i in range(50):
-            data = bytes([number]) * (i * 37 + 1)
-            buffer = DeviceBuffer.to_device(data, stream, pool)
-            buffer.resize(len(data) + 1000, stream)
-            right = right and buffer.copy().tobytes(stream)[: len(data)] == data
-        return right
-
-    with ThreadPoolExecutor(4) as threads:
-        assert list(threads.map(work, range(4))) == [True] * 4
-    assert live(pool) == (0, 0)
-
-
-def test_one_thread_at_a_time_changes_a_size() -> None:
-    refused: list[str] = []
-    buffers: list[DeviceBuffer] = []
-
-    def allocate(nbytes: int, stream: Stream) -> int:
-        if nbytes == 200:
-            with pytest.raises(RuntimeError) as caught:
-                buffers[0].resize(300)
-            refused.append(str(caught.value))
-        return device.allocate(nbytes, stream)
-
-    device = mr.HostMemoryResource()  # nothing is copied
-    own = mr.CallbackMemoryResource(allocate, device.deallocate)
-    buffers.append(DeviceBuffer(mr=own))
-    buffers[0].resize(200)
-    assert refused == ["another thread is about to change the size of this buffer"]
-    assert len(buffers[0]) == 200
-
-
-EXIT = """
-    import atexit, sys, threading
-    import numpy_rmm
-    from numpy_rmm import DeviceBuffer, Stream, mr
-
-    pool = mr.PoolMemoryResource(mr.CudaMemoryResource())
-    device = mr.CudaMemoryResource()
-    callback = mr.CallbackMemoryResource(device.allocate, device.deallocate)
-    stream = Stream()
-    kept = [
-        DeviceBuffer.to_device(b"abc", on, of)
-        for on in (numpy_rmm.DEFAULT_STREAM, stream)
-        for of in (None, pool, device, callback, numpy_rmm.registry["pinned"])
-    ]
-    kept.append(kept)
-    capsule = kept[0].__dlpack__()
-    sys.modules["kept"] = kept
-    atexit.register(lambda: kept[0].tobytes())
-    thread = threading.Thread(
-        target=lambda: [DeviceBuffer(size=10) for _ in iter(int, 1)], daemon=True
-    )
-    thread.start()
-    print("end")
-"""
-
-
-def test_buffers_that_are_alive_at_exit(run_python: Run) -> None:
-    result = run_python(EXIT)
-    assert (result.returncode, result.stdout, result.stderr) == (0, "end\n", "")
-
-
-def test_a_child_that_drops_buffers(run_python: Run) -> None:
-    result = run_python(
-        """
-        import os
-        from numpy_rmm import DeviceBuffer, Stream
-
-        buffers = [DeviceBuffer(size=n, stream=Stream()) for n in (0, 10, 1 << 22)]
-        child = os.fork()
-        if child == 0:
-            buffers.clear()
-            try:
-                DeviceBuffer.to_device(b"abc")
-            except Exception as error:
-                os._exit(type(error).__name__ != "CudaUnavailableError")
-            os._exit(2)
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-        """
-    )
-    assert (result.stdout, result.stderr) == ("0\n", "")

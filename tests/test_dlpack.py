@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -19,18 +18,17 @@ from ctypes import (
     c_uint64,
     c_void_p,
 )
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import numpy_rmm
+from dlpack_structures import Tensor
 from numpy_rmm import DeviceBuffer, Stream, mr
 from numpy_rmm.testing import Driver, SimulatedCuda
 
-sys.path.append(str(Path(__file__).parent))
-from dlpack_structures import Tensor
+pytestmark = pytest.mark.usefixtures("driver")
 
 NBYTES = 1 << 16
 
@@ -81,17 +79,6 @@ def take(capsule: object) -> Callable[[], None]:
     address = ctypes.addressof(held)
     del held
     return lambda: deleter(address)
-
-
-@pytest.fixture(autouse=True)
-def driver(cuda: Driver) -> Driver:
-    cuda.activate()
-    return cuda
-
-
-@pytest.fixture
-def pool() -> mr.PoolMemoryResource:
-    return mr.PoolMemoryResource(mr.CudaMemoryResource())
 
 
 def buffer_of(kind: str, size: int = 100) -> DeviceBuffer:
@@ -237,11 +224,6 @@ def test_numpy_takes_page_locked_memory_by_itself() -> None:
 
 
 # ---- order ---------------------------------------------------------------------------
-
-
-@pytest.fixture
-def stream() -> Stream:
-    return Stream(flags=1)
 
 
 @pytest.mark.parametrize("as_handle", [int, np.uint64])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import sys
 import threading
 from collections.abc import Callable
 from ctypes import (
@@ -21,13 +20,13 @@ from ctypes import (
     c_void_p,
     py_object,
 )
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import numpy_rmm
+from dlpack_structures import Tensor
 from numpy_rmm import (
     DeviceArray,
     DeviceBuffer,
@@ -39,8 +38,7 @@ from numpy_rmm import (
 )
 from numpy_rmm.testing import Driver
 
-sys.path.append(str(Path(__file__).parent))
-from dlpack_structures import Tensor
+pytestmark = pytest.mark.usefixtures("driver")
 
 Deleter = CFUNCTYPE(None, c_void_p)
 
@@ -81,17 +79,6 @@ _pointer.restype, _pointer.argtypes = c_void_p, [py_object, c_char_p]
 def exchange_of(kind: type) -> Exchange:
     address = _pointer(vars(kind)["__dlpack_c_exchange_api__"], b"dlpack_exchange_api")
     return Exchange.from_address(address)
-
-
-@pytest.fixture(autouse=True)
-def driver(cuda: Driver) -> Driver:
-    cuda.activate()
-    return cuda
-
-
-@pytest.fixture
-def pool() -> mr.PoolMemoryResource:
-    return mr.PoolMemoryResource(mr.CudaMemoryResource())
 
 
 @pytest.fixture

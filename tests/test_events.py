@@ -23,16 +23,7 @@ from numpy_rmm import (
 )
 from numpy_rmm.testing import Driver, SimulatedCuda
 
-
-@pytest.fixture(autouse=True)
-def driver(cuda: Driver) -> Driver:
-    cuda.activate()
-    return cuda
-
-
-@pytest.fixture
-def stream() -> Stream:
-    return Stream(flags=1)
+pytestmark = pytest.mark.usefixtures("driver")
 
 
 # ---- events --------------------------------------------------------------------------

@@ -10,14 +10,11 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import numpy_rmm
-
-sys.path.append(str(Path(__file__).parent))
 from handlers import DEFAULT, current, in_thread
 
 # ---- use_handler ---------------------------------------------------------------------

@@ -9,16 +9,13 @@ import sys
 import warnings
 import weakref
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import numpy_rmm
-from numpy_rmm import mr
-
-sys.path.append(str(Path(__file__).parent))
 from handlers import DEFAULT, current
+from numpy_rmm import mr
 
 # ---- setting and getting -------------------------------------------------------------
 

@@ -18,6 +18,8 @@ import numpy_rmm
 from numpy_rmm import DeviceArray, DeviceBuffer, DeviceScalar, Stream, _numba, to_device
 from numpy_rmm.testing import Driver
 
+pytestmark = pytest.mark.usefixtures("driver")
+
 
 class Hint:
     """numba.cuda.args.InOut, and what it makes of things that are not ours."""
@@ -31,12 +33,6 @@ class Hint:
 
 def wrap_arg(value: Any, default: type = Hint) -> Any:
     return value if isinstance(value, Hint) else default(value)
-
-
-@pytest.fixture(autouse=True)
-def driver(cuda: Driver) -> Driver:
-    cuda.activate()
-    return cuda
 
 
 @pytest.fixture

@@ -22,8 +22,6 @@ import pytest
 
 import numpy_rmm
 from numpy_rmm.testing import Driver, SimulatedCuda
-
-sys.path.append(str(Path(__file__).parent))
 from pins import (
     KIB,
     MIB,

@@ -8,13 +8,11 @@ import gc
 import os
 import pickle
 import signal
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,8 +20,6 @@ import pytest
 
 import numpy_rmm
 from numpy_rmm.testing import Driver, SimulatedCuda
-
-sys.path.append(str(Path(__file__).parent))
 from pins import KIB, MIB, PORTABLE, is_locked, pinned_nbytes
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_locked")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,12 +18,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import numpy_rmm
-from numpy_rmm.testing import Driver
-
-sys.path.append(str(Path(__file__).parent / "gpu"))
 import hazards
+import numpy_rmm
 from hazards import KIB, KINDS, MIB, Case, Hold, held
+from numpy_rmm.testing import Driver
 
 ON_GPU = os.environ.get("NUMPY_RMM_TEST_GPU") == "1"
 # Larger copies of the simulator take seconds: there, 32 MiB get one test of their own.

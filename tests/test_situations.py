@@ -6,16 +6,11 @@ real one; here the simulated driver's own calls do it.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-from numpy_rmm.testing import SimulatedCuda, simulate_cuda
-
-sys.path.append(str(Path(__file__).parent / "gpu"))
 import situations
 from libraries import MODES, DriverCopies
+from numpy_rmm.testing import SimulatedCuda, simulate_cuda
 
 OPERATIONS = ["H2D", "D2H"]
 

@@ -31,10 +31,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from proof import driver_of, machine
 
 import numpy_rmm
 from numpy_rmm import mr
+from proof import driver_of, machine
 
 MIB, GIB = 1 << 20, 1 << 30
 PIECE = 64 * MIB

@@ -24,6 +24,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
+
+import numpy_rmm
 from libraries import (
     FILL_BYTE,
     PYTHON_LIBRARIES,
@@ -36,8 +38,6 @@ from libraries import (
     address_of,
     is_installed,
 )
-
-import numpy_rmm
 from numpy_rmm.testing import Driver
 
 __all__ = [

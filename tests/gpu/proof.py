@@ -24,12 +24,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import hazards
 import numpy as np
+
+import hazards
+import numpy_rmm
 import situations
 from hazards import Case, Outcome
-
-import numpy_rmm
 from numpy_rmm.testing import Driver, simulate_cuda
 
 STUCK_AFTER = 60  # seconds of one combination, after which the process gives up

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
 import numpy as np
+
+import numpy_rmm
 from hazards import (
     FRESH_BYTES,
     MIB,
@@ -29,8 +31,6 @@ from hazards import (
     pattern,
 )
 from libraries import MODES, PYTHON_LIBRARIES, DriverCopies, Library, address_of
-
-import numpy_rmm
 from numpy_rmm.testing import Driver, simulate_cuda
 
 N_LAUNCHES = 100

@@ -4,19 +4,15 @@ tests/test_capture_hooks.py say what else there is to the hooks."""
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import numpy_rmm
-from numpy_rmm.testing import Driver
-
-sys.path.append(str(Path(__file__).parent))
 from libraries import MODES, CupyCopies, Library, TorchCopies, is_installed
+from numpy_rmm.testing import Driver
 
 pytestmark = [
     pytest.mark.gpu,

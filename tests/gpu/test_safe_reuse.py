@@ -7,19 +7,15 @@ copies; tests/test_safe_reuse.py has the driver's.
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import numpy_rmm
-from numpy_rmm.testing import Driver
-
-sys.path.append(str(Path(__file__).parent))
 import hazards
+import numpy_rmm
 from hazards import KINDS, MIB, Case, held
+from numpy_rmm.testing import Driver
 
 pytestmark = [
     pytest.mark.gpu,

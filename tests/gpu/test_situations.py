@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import os
-import sys
-from pathlib import Path
 
 import pytest
 
-from numpy_rmm.testing import Driver
-
-sys.path.append(str(Path(__file__).parent))
 import hazards
 import situations
 from libraries import MODES, PYTHON_LIBRARIES, DriverCopies, Library
+from numpy_rmm.testing import Driver
 from situations import LONGEST_CALL
 
 pytestmark = [
