@@ -4,8 +4,8 @@
  * The page table has two levels: 2^16 leaves of 2^16 pages of 64 KiB cover 48 bits of
  * address. A reader loads the segment of a page, counts itself in, and looks again: if
  * the entry still names that segment, the segment cannot be removed before the reader
- * counts itself out. Descriptions of segments are recycled but never unmapped, so counting
- * into one that has just been removed does no harm.
+ * counts itself out. Descriptions of segments are recycled (core/segment.c) but never
+ * unmapped, so counting into one that has just been removed does no harm.
  *
  * The ordered tables are trees under a lock. Blocks of up to a page stand in one of 64
  * shards chosen by the page they start in, so one that contains an address is in the
@@ -48,67 +48,13 @@ struct table {
 static struct table shards[N_SHARDS];
 static struct table wide, overlay;
 
-static struct nrm__lock segments_lock = NRM__LOCK_INIT(NRM__RANK_NODES);
-static struct nrm__segment *free_segments; /* linked by `shadows` */
-
-/* ---- segments ---- */
-
-nrm_status
-nrm__segment_create(nrm_resource *owner, void *ptr, size_t nbytes,
-                    struct nrm__segment **out)
-{
-    nrm__lock_acquire(&segments_lock);
-    struct nrm__segment *segment = free_segments;
-    if (segment != NULL) {
-        free_segments = segment->shadows;
-    }
-    nrm__lock_release(&segments_lock);
-    if (segment == NULL) {
-        segment = nrm__node_allocate(sizeof *segment);
-    }
-    if (segment == NULL) {
-        return nrm__error(NRM_OUT_OF_MEMORY, "no memory to describe a segment");
-    }
-    segment->start = (uintptr_t)ptr;
-    segment->nbytes = nbytes;
-    segment->owner = owner;
-    segment->node = 0;
-    segment->upstream = (struct nrm__block){0};
-    segment->shadows = NULL;
-    segment->extra = NULL;
-    segment->blocks_of = segment->cells_of = NULL;
-    segment->sizes = NULL;
-    segment->cell_nbytes = segment->reciprocal = segment->magazine = 0;
-    segment->generation = 0;
-    segment->entry = NULL;
-    if (segment->fork_depth != nrm__fork_depth()) {
-        segment->fork_depth = nrm__fork_depth();
-        atomic_store(&segment->readers, 0);
-    }
-    nrm__list_init(&segment->link);
-    *out = segment;
-    return NRM_OK;
-}
-
-void
-nrm__segment_destroy(struct nrm__segment *segment)
-{
-    if (segment == NULL) {
-        return;
-    }
-    nrm__lock_acquire(&segments_lock);
-    segment->shadows = free_segments;
-    free_segments = segment;
-    nrm__lock_release(&segments_lock);
-}
+/* ---- the page table ---- */
 
 static void
 count_out(struct nrm__segment *segment)
 {
     atomic_fetch_sub_explicit(&segment->readers, 1, memory_order_release);
 }
-
-/* ---- the page table ---- */
 
 /* NULL: outside the 48 bits, or no leaf yet. */
 static nrm__page_entry *
@@ -609,11 +555,6 @@ static const struct nrm__fork_hook tables_hook = {
     .child = fork_child,
 };
 
-static const struct nrm__fork_hook segments_hook = {
-    .rank = NRM__RANK_NODES,
-    .lock = &segments_lock,
-};
-
 static void
 init_table_lock(struct nrm__lock *table_lock)
 {
@@ -625,5 +566,4 @@ start(void)
 {
     for_each_table(init_table_lock);
     nrm__fork_hook_add(&tables_hook);
-    nrm__fork_hook_add(&segments_hook);
 }
