@@ -6,12 +6,12 @@
  * is changed, and the block is the upstream's own. Where the default is as much anyway,
  * requests take the short way.
  */
-#include <string.h>
 
 #include "adaptors/forward.h"
 #include "base/assert.h"
 #include "base/bits.h"
 #include "base/error.h"
+#include "base/given.h"
 #include "nrm/adaptors.h"
 
 #define DEFAULT_ALIGNMENT 256
@@ -84,9 +84,7 @@ nrm_aligned_create(nrm_resource *upstream, const nrm_aligned_options *options,
 {
     nrm_aligned_options given = {.size = sizeof given};
     nrm_resource *mr;
-    if (options != NULL) {
-        memcpy(&given, options, nrm__min(options->size, sizeof given));
-    }
+    NRM__COPY_GIVEN(given, options);
     if (given.alignment == 0) {
         given.alignment = DEFAULT_ALIGNMENT;
     }

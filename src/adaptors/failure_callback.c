@@ -6,12 +6,11 @@
  * (NRM__OPS_ASKS). What can be had without the upstream's long way never fails, and takes the
  * short one.
  */
-#include <string.h>
 
 #include "adaptors/forward.h"
 #include "base/assert.h"
-#include "base/bits.h"
 #include "base/error.h"
+#include "base/given.h"
 #include "nrm/adaptors.h"
 
 struct failure_callback {
@@ -81,9 +80,7 @@ nrm_failure_callback_create(nrm_resource *upstream,
 {
     nrm_failure_callback_options given = {.size = sizeof given};
     nrm_resource *mr;
-    if (options != NULL) {
-        memcpy(&given, options, nrm__min(options->size, sizeof given));
-    }
+    NRM__COPY_GIVEN(given, options);
     if (given.callback == NULL) {
         return nrm__error(NRM_INVALID_VALUE, "there is no callback to ask");
     }

@@ -7,12 +7,12 @@
  * time share what is left of it (core/account.h). Threads book on the short way too.
  */
 #include <stdio.h>
-#include <string.h>
 
 #include "adaptors/forward.h"
 #include "base/assert.h"
 #include "base/bits.h"
 #include "base/error.h"
+#include "base/given.h"
 #include "core/account.h"
 #include "nrm/adaptors.h"
 #include "nrm/options.h"
@@ -167,7 +167,7 @@ nrm_limiting_create(nrm_resource *upstream, const nrm_limiting_options *options,
     if (options == NULL) {
         return nrm__error(NRM_INVALID_VALUE, "a limit needs its number of bytes");
     }
-    memcpy(&given, options, nrm__min(options->size, sizeof given));
+    NRM__COPY_GIVEN(given, options);
     if (given.alignment == 0) {
         given.alignment = DEFAULT_ALIGNMENT;
     }

@@ -11,8 +11,8 @@
 
 #include "adaptors/forward.h"
 #include "base/assert.h"
-#include "base/bits.h"
 #include "base/error.h"
+#include "base/given.h"
 #include "core/hooks.h"
 #include "core/log_note.h"
 #include "nrm/adaptors.h"
@@ -206,9 +206,7 @@ nrm_logging_create(nrm_resource *upstream, const nrm_logging_options *options,
 {
     nrm_logging_options given = {.size = sizeof given};
     nrm_resource *mr;
-    if (options != NULL) {
-        memcpy(&given, options, nrm__min(options->size, sizeof given));
-    }
+    NRM__COPY_GIVEN(given, options);
     NRM_TRY(nrm__forward_create(&logging_ops, upstream, sizeof(struct logging), &mr));
     struct logging *self = logging_from(mr);
     self->log.counters = &mr->counters;

@@ -229,24 +229,6 @@ route_trim(nrm_resource *mr, size_t keep_nbytes, size_t *out_nbytes)
 }
 
 static void
-route_fork_prepare(nrm_resource *mr)
-{
-    nrm__lock_fork_prepare(&route_from(mr)->lock);
-}
-
-static void
-route_fork_parent(nrm_resource *mr)
-{
-    nrm__lock_fork_parent(&route_from(mr)->lock);
-}
-
-static void
-route_fork_child(nrm_resource *mr)
-{
-    nrm__lock_fork_child(&route_from(mr)->lock);
-}
-
-static void
 route_finish(nrm_resource *mr)
 {
     struct route *route = route_from(mr);
@@ -266,9 +248,7 @@ static const struct nrm__ops route_ops = {
     .front = route_front,
     .trim = route_trim,
     .statistics = route_statistics,
-    .fork_prepare = route_fork_prepare,
-    .fork_parent = route_fork_parent,
-    .fork_child = route_fork_child,
+    .lock_offset = offsetof(struct route, lock),
     .finish = route_finish,
 };
 

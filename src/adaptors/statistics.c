@@ -221,24 +221,6 @@ statistics_front(nrm_resource *mr, struct nrm__front *out)
 /* ---- life ---- */
 
 static void
-statistics_fork_prepare(nrm_resource *mr)
-{
-    nrm__lock_fork_prepare(&statistics_from(mr)->lock);
-}
-
-static void
-statistics_fork_parent(nrm_resource *mr)
-{
-    nrm__lock_fork_parent(&statistics_from(mr)->lock);
-}
-
-static void
-statistics_fork_child(nrm_resource *mr)
-{
-    nrm__lock_fork_child(&statistics_from(mr)->lock);
-}
-
-static void
 statistics_finish(nrm_resource *mr)
 {
     struct statistics *self = statistics_from(mr);
@@ -258,9 +240,7 @@ static const struct nrm__ops statistics_ops = {
     .renew_block = nrm__forward_renew_block,
     .front = statistics_front,
     .statistics = statistics_statistics,
-    .fork_prepare = statistics_fork_prepare,
-    .fork_parent = statistics_fork_parent,
-    .fork_child = statistics_fork_child,
+    .lock_offset = offsetof(struct statistics, lock),
     .finish = statistics_finish,
 };
 

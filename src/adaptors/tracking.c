@@ -17,11 +17,11 @@
 
 #include "adaptors/forward.h"
 #include "base/assert.h"
-#include "base/bits.h"
 #include "base/error.h"
 #include "base/lock.h"
 #include "core/nodes.h"
 #include "nrm/adaptors.h"
+#include "base/given.h"
 #include "os/stack.h"
 
 #define MAX_FRAMES 64
@@ -323,24 +323,6 @@ tracking_check(nrm_resource *mr)
 
 /* ---- life ---- */
 
-static void
-tracking_fork_prepare(nrm_resource *mr)
-{
-    nrm__lock_fork_prepare(&tracking_from(mr)->lock);
-}
-
-static void
-tracking_fork_parent(nrm_resource *mr)
-{
-    nrm__lock_fork_parent(&tracking_from(mr)->lock);
-}
-
-static void
-tracking_fork_child(nrm_resource *mr)
-{
-    nrm__lock_fork_child(&tracking_from(mr)->lock);
-}
-
 /* Blocks of the upstream may outlive it. */
 static void
 tracking_finish(nrm_resource *mr)
@@ -364,9 +346,7 @@ static const struct nrm__ops tracking_ops = {
     .renew_block = nrm__forward_renew_block,
     .statistics = nrm__forward_statistics,
     .check = tracking_check,
-    .fork_prepare = tracking_fork_prepare,
-    .fork_parent = tracking_fork_parent,
-    .fork_child = tracking_fork_child,
+    .lock_offset = offsetof(struct tracking, lock),
     .finish = tracking_finish,
 };
 
@@ -376,9 +356,7 @@ nrm_tracking_create(nrm_resource *upstream, const nrm_tracking_options *options,
 {
     nrm_tracking_options given = {.size = sizeof given};
     nrm_resource *mr;
-    if (options != NULL) {
-        memcpy(&given, options, nrm__min(options->size, sizeof given));
-    }
+    NRM__COPY_GIVEN(given, options);
     NRM_TRY(nrm__forward_create(&tracking_ops, upstream, sizeof(struct tracking), &mr));
     struct tracking *self = tracking_from(mr);
     nrm__lock_init(&self->lock, NRM__RANK_LEAF);

@@ -187,7 +187,11 @@ struct nrm__ops {
     /* Optional: checks every invariant, aborts on the first that fails (tests). */
     void (*check)(nrm_resource *self);
 
-    /* Optional: take and drop the resource's own locks around a fork. */
+    /* Optional: where the resource's struct has its lock, which is then held around a fork,
+       the three functions below included. */
+    size_t lock_offset;
+
+    /* Optional: what else is to be done around a fork, such as taking further locks. */
     void (*fork_prepare)(nrm_resource *self);
     void (*fork_parent)(nrm_resource *self);
     void (*fork_child)(nrm_resource *self);

@@ -19,10 +19,9 @@
 #include "core/pin.h"
 
 #include <stdint.h>
-#include <string.h>
 
-#include "base/bits.h"
 #include "base/error.h"
+#include "base/given.h"
 #include "base/lock.h"
 #include "base/tree.h"
 #include "core/block_map.h"
@@ -326,9 +325,7 @@ nrm_status
 nrm_pin_create(void *ptr, size_t nbytes, const nrm_pin_options *options, nrm_pin **out)
 {
     nrm_pin_options given = {0};
-    if (options != NULL) {
-        memcpy(&given, options, nrm__min(options->size, sizeof given));
-    }
+    NRM__COPY_GIVEN(given, options);
     if (nbytes != 0 && (ptr == NULL || nbytes > UINTPTR_MAX - (uintptr_t)ptr)) {
         return nrm__error(NRM_INVALID_VALUE, "there are no %zu B at %p", nbytes, ptr);
     }

@@ -359,9 +359,18 @@ each_for_fork(void (*call)(nrm_resource *mr))
     }
 }
 
+static struct nrm__lock *
+lock_of(nrm_resource *mr)
+{
+    return (struct nrm__lock *)((char *)mr + mr->ops->lock_offset);
+}
+
 static void
 prepare_one(nrm_resource *mr)
 {
+    if (mr->ops->lock_offset != 0) {
+        nrm__lock_fork_prepare(lock_of(mr));
+    }
     if (mr->ops->fork_prepare != NULL) {
         mr->ops->fork_prepare(mr);
     }
@@ -373,6 +382,9 @@ parent_one(nrm_resource *mr)
     if (mr->ops->fork_parent != NULL) {
         mr->ops->fork_parent(mr);
     }
+    if (mr->ops->lock_offset != 0) {
+        nrm__lock_fork_parent(lock_of(mr));
+    }
 }
 
 static void
@@ -380,6 +392,9 @@ child_one(nrm_resource *mr)
 {
     if (mr->ops->fork_child != NULL) {
         mr->ops->fork_child(mr);
+    }
+    if (mr->ops->lock_offset != 0) {
+        nrm__lock_fork_child(lock_of(mr));
     }
 }
 

@@ -10,7 +10,6 @@
 #include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
-#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -24,6 +23,7 @@
 #include "cuda/error.h"
 #include "nrm/options.h"
 #include "nrm/pools.h"
+#include "base/given.h"
 #include "os/system.h"
 #include "pools/pool_internal.h"
 
@@ -413,9 +413,7 @@ nrm_arena_create(nrm_resource *upstream, const nrm_arena_options *options,
 {
     nrm_arena_options given = {0};
     nrm_resource *mr;
-    if (options != NULL) {
-        memcpy(&given, options, nrm__min(options->size, sizeof given));
-    }
+    NRM__COPY_GIVEN(given, options);
     NRM_TRY(nrm__resource_create(&arena_ops, upstream->kind, upstream,
                                  sizeof(struct arena), &mr));
     struct arena *arena = arena_from(mr);

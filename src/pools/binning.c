@@ -14,6 +14,7 @@
 #include "base/assert.h"
 #include "base/bits.h"
 #include "base/error.h"
+#include "base/given.h"
 #include "base/lock.h"
 #include "core/enclosed.h"
 #include "core/nodes.h"
@@ -183,25 +184,7 @@ binning_check(nrm_resource *mr)
     }
 }
 
-/* ---- fork and life ---- */
-
-static void
-binning_fork_prepare(nrm_resource *mr)
-{
-    nrm__lock_fork_prepare(&binning_from(mr)->lock);
-}
-
-static void
-binning_fork_parent(nrm_resource *mr)
-{
-    nrm__lock_fork_parent(&binning_from(mr)->lock);
-}
-
-static void
-binning_fork_child(nrm_resource *mr)
-{
-    nrm__lock_fork_child(&binning_from(mr)->lock);
-}
+/* ---- life ---- */
 
 static void
 let_go(struct held *held)
@@ -241,9 +224,7 @@ static const struct nrm__ops binning_ops = {
     .trim = binning_trim,
     .statistics = binning_statistics,
     .check = binning_check,
-    .fork_prepare = binning_fork_prepare,
-    .fork_parent = binning_fork_parent,
-    .fork_child = binning_fork_child,
+    .lock_offset = offsetof(struct binning, lock),
     .finish = binning_finish,
 };
 
@@ -445,9 +426,7 @@ nrm_binning_create(nrm_resource *upstream, const nrm_binning_options *options,
 {
     nrm_binning_options given = {0};
     nrm_resource *mr;
-    if (options != NULL) {
-        memcpy(&given, options, nrm__min(options->size, sizeof given));
-    }
+    NRM__COPY_GIVEN(given, options);
     NRM_TRY(nrm__resource_create(&binning_ops, upstream->kind, upstream,
                                  sizeof(struct binning), &mr));
     mr->flags |= upstream->flags & NRM__OPS_PASSED_ON;

@@ -17,7 +17,6 @@
  * an allocation pops, a deallocation pushes. Only a claim goes through a tree, of the
  * chunks. The lock is never held while the upstream, the driver or the epochs are asked.
  */
-#include <string.h>
 
 #include "base/assert.h"
 #include "base/bits.h"
@@ -27,6 +26,7 @@
 #include "core/uses.h"
 #include "nrm/options.h"
 #include "nrm/pools.h"
+#include "base/given.h"
 #include "os/memory.h"
 #include "pools/fixed_size_internal.h"
 #include "pools/pool.h"
@@ -475,9 +475,8 @@ static const struct nrm__ops fixed_size_ops = {
     .trim = fixed_size_trim,
     .statistics = fixed_size_statistics,
     .check = fixed_size_check,
+    .lock_offset = offsetof(struct nrm__fixed_size, lock),
     .fork_prepare = nrm__fixed_fork_prepare,
-    .fork_parent = nrm__fixed_fork_parent,
-    .fork_child = nrm__fixed_fork_child,
     .finish = fixed_size_finish,
 };
 
@@ -539,9 +538,7 @@ nrm_fixed_size_create(nrm_resource *upstream, const nrm_fixed_size_options *opti
 {
     nrm_fixed_size_options given = {0};
     struct nrm__fixed_shape shape;
-    if (options != NULL) {
-        memcpy(&given, options, nrm__min(options->size, sizeof given));
-    }
+    NRM__COPY_GIVEN(given, options);
     NRM_TRY(nrm__fixed_shape_init(&shape, upstream, &given));
     return upstream->kind == NRM_KIND_DEVICE
                ? nrm__pool_create_fixed(upstream, &shape, given.reuse, out)

@@ -45,21 +45,8 @@ void
 nrm__fixed_fork_prepare(nrm_resource *mr)
 {
     struct nrm__fixed_size *fixed = fixed_from(mr);
-    nrm__lock_fork_prepare(&fixed->lock);
     if (mr->kind == NRM_KIND_PINNED && nrm__left_out_scope() == NRM__LEFT_OUT_IDLE) {
         offer_list_locked(fixed, &fixed->usable);
         offer_list_locked(fixed, &fixed->full); /* in which some may be parked */
     }
-}
-
-void
-nrm__fixed_fork_parent(nrm_resource *mr)
-{
-    nrm__lock_fork_parent(&fixed_from(mr)->lock);
-}
-
-void
-nrm__fixed_fork_child(nrm_resource *mr)
-{
-    nrm__lock_fork_child(&fixed_from(mr)->lock);
 }

@@ -118,8 +118,7 @@ void nrm__fixed_check_locked(struct nrm__fixed_size *fixed);
 
 /* ---- over a fork: pools/fixed_size_fork.c ---- */
 
+/* Its lock is held. */
 void nrm__fixed_fork_prepare(nrm_resource *mr);
-void nrm__fixed_fork_parent(nrm_resource *mr);
-void nrm__fixed_fork_child(nrm_resource *mr);
 
 #endif

@@ -3,7 +3,6 @@
  * memory yet when it is published, but for an initial size and the first chunk of a
  * fixed-size resource. pool.c says what a pool is.
  */
-#include <string.h>
 
 #include "base/bits.h"
 #include "base/error.h"
@@ -11,6 +10,7 @@
 #include "core/known_uses.h"
 #include "nrm/options.h"
 #include "nrm/pools.h"
+#include "base/given.h"
 #include "os/memory.h"
 #include "os/system.h"
 #include "pools/pool.h"
@@ -189,9 +189,7 @@ nrm_pool_create(nrm_resource *upstream, const nrm_pool_options *options,
 {
     nrm_pool_options given = NRM_OPTIONS(nrm_pool_options);
     nrm_resource *mr;
-    if (options != NULL) {
-        memcpy(&given, options, nrm__min(options->size, sizeof given));
-    }
+    NRM__COPY_GIVEN(given, options);
     NRM_TRY(create(&nrm__pool_ops, upstream, &given, NULL, &mr));
     struct nrm__pool *pool = (struct nrm__pool *)mr;
     nrm_status status = NRM_OK;

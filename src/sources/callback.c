@@ -9,10 +9,10 @@
  * so much more that it lies in what they return.
  */
 #include <stdio.h>
-#include <string.h>
 
 #include "base/bits.h"
 #include "base/error.h"
+#include "base/given.h"
 #include "core/hooks.h"
 #include "core/uses.h"
 #include "nrm/options.h"
@@ -195,9 +195,7 @@ nrm_callback_create(const nrm_callback_options *options, nrm_resource **out)
 {
     nrm_callback_options given = {0};
     nrm_resource *mr;
-    if (options != NULL) {
-        memcpy(&given, options, nrm__min(options->size, sizeof given));
-    }
+    NRM__COPY_GIVEN(given, options);
     if (given.allocate == NULL || given.deallocate == NULL) {
         return nrm__error(NRM_INVALID_VALUE,
                           "a callback resource needs a function that allocates and one "

@@ -8,10 +8,9 @@
  */
 #include "sources/in_order.h"
 
-#include <string.h>
 
-#include "base/bits.h"
 #include "base/error.h"
+#include "base/given.h"
 #include "nrm/sources.h"
 #include "sources/on_device.h"
 
@@ -92,9 +91,7 @@ nrm_cuda_async_create(const nrm_cuda_async_options *options, nrm_resource **out)
 {
     nrm_cuda_async_options given = {0};
     nrm_resource *mr;
-    if (options != NULL) {
-        memcpy(&given, options, nrm__min(options->size, sizeof given));
-    }
+    NRM__COPY_GIVEN(given, options);
     nrm_device_options where = NRM_OPTIONS(nrm_device_options);
     where.set_device = given.set_device;
     where.device = given.device;

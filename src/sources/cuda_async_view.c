@@ -6,10 +6,9 @@
  */
 #include "sources/in_order.h"
 
-#include <string.h>
 
-#include "base/bits.h"
 #include "base/error.h"
+#include "base/given.h"
 #include "nrm/sources.h"
 #include "sources/on_device.h"
 
@@ -38,9 +37,7 @@ nrm_cuda_async_view_create(const nrm_cuda_async_view_options *options,
 {
     nrm_cuda_async_view_options given = {0};
     nrm_resource *mr;
-    if (options != NULL) {
-        memcpy(&given, options, nrm__min(options->size, sizeof given));
-    }
+    NRM__COPY_GIVEN(given, options);
     if (given.pool_handle == 0) {
         return nrm__error(NRM_INVALID_VALUE,
                           "a pool handle of 0 is no memory pool of the driver");

@@ -15,7 +15,6 @@
  */
 #include <errno.h>
 #include <stdint.h>
-#include <string.h>
 
 #include "base/assert.h"
 #include "base/bits.h"
@@ -24,6 +23,7 @@
 #include "core/slab.h"
 #include "nrm/options.h"
 #include "nrm/sources.h"
+#include "base/given.h"
 #include "os/memory.h"
 #include "os/numa.h"
 #include "os/system.h"
@@ -545,9 +545,7 @@ nrm_host_create(const nrm_host_options *options, nrm_resource **out)
 {
     nrm_host_options given = {.size = sizeof given};
     nrm_resource *mr;
-    if (options != NULL) {
-        memcpy(&given, options, nrm__min(options->size, sizeof given));
-    }
+    NRM__COPY_GIVEN(given, options);
     NRM_TRY(check_options(&given));
     NRM_TRY(
         nrm__resource_create(&host_ops, NRM_KIND_HOST, NULL, sizeof(struct host), &mr));

@@ -7,10 +7,9 @@
  * given back is retired: a kernel may still use it, and cuMemFree waits for that with a
  * lock of the driver held.
  */
-#include <string.h>
 
-#include "base/bits.h"
 #include "base/error.h"
+#include "base/given.h"
 #include "core/uses.h"
 #include "sources/on_device.h"
 
@@ -86,9 +85,7 @@ nrm_managed_create(const nrm_device_options *options, nrm_resource **out)
 {
     nrm_device_options given = {0};
     nrm_resource *mr;
-    if (options != NULL) {
-        memcpy(&given, options, nrm__min(options->size, sizeof given));
-    }
+    NRM__COPY_GIVEN(given, options);
     NRM_TRY(nrm__driver_source_create(&managed_ops, NRM_KIND_MANAGED, options,
                                       sizeof(struct managed), &mr));
     ((struct managed *)mr)->allow_nonconcurrent = given.allow_nonconcurrent;

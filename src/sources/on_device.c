@@ -6,10 +6,10 @@
  */
 #include "sources/on_device.h"
 
-#include <string.h>
 
 #include "base/bits.h"
 #include "base/error.h"
+#include "base/given.h"
 #include "core/hooks.h"
 #include "core/nodes.h"
 #include "nrm/options.h"
@@ -35,9 +35,7 @@ nrm__driver_source_create(const struct nrm__ops *ops, nrm_kind kind,
                           nrm_resource **out)
 {
     nrm_device_options given = {0};
-    if (options != NULL) {
-        memcpy(&given, options, nrm__min(options->size, sizeof given));
-    }
+    NRM__COPY_GIVEN(given, options);
     if (given.set_device && (given.device < 0 || given.device >= NRM__MAX_DEVICES)) {
         return nrm__error(NRM_INVALID_VALUE, "device %d: ordinals are 0 to %d",
                           given.device, NRM__MAX_DEVICES - 1);

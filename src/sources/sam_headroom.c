@@ -7,13 +7,13 @@
  * device, the rest to the host. The advice belongs to the pages and is taken back before
  * they go to somebody else.
  */
-#include <string.h>
 
 #include "base/bits.h"
 #include "base/error.h"
 #include "core/hooks.h"
 #include "core/ops.h"
 #include "nrm/sources.h"
+#include "base/given.h"
 #include "os/memory.h"
 #include "sources/on_device.h"
 #include "sources/pageable.h"
@@ -133,9 +133,7 @@ nrm_sam_headroom_create(const nrm_sam_headroom_options *options, nrm_resource **
 {
     nrm_sam_headroom_options given = {0};
     nrm_resource *mr;
-    if (options != NULL) {
-        memcpy(&given, options, nrm__min(options->size, sizeof given));
-    }
+    NRM__COPY_GIVEN(given, options);
     nrm_device_options where = NRM_OPTIONS(nrm_device_options);
     where.set_device = given.set_device;
     where.device = given.device;
