@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Callable
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, Never, ParamSpec, TypeVar, cast
+from typing import Literal, NamedTuple, Never, ParamSpec, TypeVar
 
 from numpy_rmm import _core
 from numpy_rmm._core import Handler, MemoryResource
@@ -339,30 +338,14 @@ class use_handler:
         return entry
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        import inspect
+        from numpy_rmm._decorate import check_function, run_inside
 
-        if not callable(function):
-            raise TypeError(f"a function is needed, not {type(function).__name__}")
-        is_generator = inspect.isgeneratorfunction(function)
-        if is_generator or inspect.isasyncgenfunction(function):
-            raise TypeError(
-                "a generator would leave its handler set in whoever consumes it; call "
-                "what it does by Handler.run"
-            )
-        if inspect.iscoroutinefunction(function):
-
-            async def enter_async(*args: P.args, **kwargs: P.kwargs) -> Any:
-                with self:
-                    return await cast(Any, function)(*args, **kwargs)
-
-            return cast(Callable[P, R], functools.wraps(function)(enter_async))
-
-        @functools.wraps(function)
-        def enter(*args: P.args, **kwargs: P.kwargs) -> R:
-            with self:
-                return function(*args, **kwargs)
-
-        return enter
+        check_function(
+            function,
+            "would leave its handler set in whoever consumes it; call what it does by "
+            "Handler.run",
+        )
+        return run_inside(self, function)
 
     def __repr__(self) -> str:
         return f"use_handler({self._handler!r})"

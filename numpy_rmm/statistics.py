@@ -21,7 +21,6 @@ counts while it is a :class:`~numpy_rmm.mr.StatisticsResourceAdaptor`: see
 
 from __future__ import annotations
 
-import functools
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -36,6 +35,7 @@ from numpy_rmm._core import (
     get_current_device_resource,
     set_current_device_resource,
 )
+from numpy_rmm._decorate import check_function, run_inside
 from numpy_rmm._statistics import Statistics
 
 if TYPE_CHECKING:
@@ -349,32 +349,13 @@ class ProfilerContext:
         return scopes
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        import inspect
-
-        if not callable(function):
-            raise TypeError(f"a function is needed, not {type(function).__name__}")
-        is_generator = inspect.isgeneratorfunction(function)
-        if is_generator or inspect.isasyncgenfunction(function):
-            raise TypeError(
-                "a generator runs in parts, between which others would be counted: "
-                "profile the loop over it, or a block in it"
-            )
+        check_function(
+            function,
+            "runs in parts, between which others would be counted: profile the loop "
+            "over it, or a block in it",
+        )
         name = self._name or _get_descriptive_name_of_object(function)
-        inner = ProfilerContext(self._records, name)
-        if inspect.iscoroutinefunction(function):
-
-            async def call_async(*args: P.args, **kwargs: P.kwargs) -> Any:
-                with inner:
-                    return await cast(Any, function)(*args, **kwargs)
-
-            return cast(Callable[P, R], functools.wraps(function)(call_async))
-
-        @functools.wraps(function)
-        def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            with inner:
-                return function(*args, **kwargs)
-
-        return call
+        return run_inside(ProfilerContext(self._records, name), function)
 
 
 def profiler(
