@@ -113,6 +113,23 @@ copies_arrived(struct copies *copies, unsigned char byte, size_t nbytes)
     return copy[0] == byte && memcmp(copy, copy + 1, nbytes - 1) == 0;
 }
 
+/* Whether the block is among the next `n`, which are overwritten and given back. */
+static inline bool
+is_among_next(nrm_resource *mr, const void *ptr, int n)
+{
+    void *others[64];
+    bool again = false;
+    for (int i = 0; i < n; i++) {
+        others[i] = allocate(mr, COPIES_NBYTES);
+        again = again || others[i] == ptr;
+        memset(others[i], 2, COPIES_NBYTES);
+    }
+    for (int i = 0; i < n; i++) {
+        deallocate(mr, others[i]);
+    }
+    return again;
+}
+
 /* A block of `mr` that dies under a pending copy: it does not come back before the copy is
    done, the copy sees its own bytes, and then it does come back. `n` blocks of `nbytes` are
    taken meanwhile, and at most `n_all` afterwards. */

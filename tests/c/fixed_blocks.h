@@ -30,17 +30,6 @@ static void *rest[N_BLOCKS - 1]; /* see take_last_and_read */
 
 /* Each of these takes the reference to its upstream. */
 static inline nrm_resource *
-limited(nrm_resource *upstream, size_t nbytes)
-{
-    nrm_limiting_options options = NRM_OPTIONS(nrm_limiting_options);
-    nrm_resource *limiting = NULL;
-    options.allocation_limit = nbytes;
-    CHECK_OK(nrm_limiting_create(upstream, &options, &limiting));
-    nrm_resource_release(upstream);
-    return limiting;
-}
-
-static inline nrm_resource *
 fixed_over(nrm_resource *upstream)
 {
     nrm_fixed_size_options options = NRM_OPTIONS(nrm_fixed_size_options);
@@ -68,7 +57,7 @@ bins_over(nrm_resource *upstream)
 static inline nrm_resource *
 source_of(size_t n_blocks)
 {
-    return limited(device_source(), n_blocks * block_nbytes);
+    return limiting_over(device_source(), n_blocks * block_nbytes);
 }
 
 /* The chunk is aligned to a page of the block map, which a pool has to make room for. */
@@ -99,13 +88,13 @@ make_bins(size_t n_blocks)
 static inline nrm_resource *
 make_under_adaptors(size_t n_blocks)
 {
-    return statistics_over(limited(make_fixed(n_blocks), MANY * block_nbytes));
+    return statistics_over(limiting_over(make_fixed(n_blocks), MANY * block_nbytes));
 }
 
 static inline nrm_resource *
 make_bins_under_adaptors(size_t n_blocks)
 {
-    return limited(statistics_over(make_bins(n_blocks)), MANY * block_nbytes);
+    return limiting_over(statistics_over(make_bins(n_blocks)), MANY * block_nbytes);
 }
 
 static const struct over {

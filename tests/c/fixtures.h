@@ -140,6 +140,17 @@ statistics_over(nrm_resource *upstream)
     return mr;
 }
 
+/* The same of a limiter, and of a pool; 0: no limit. */
+static inline nrm_resource *
+limiting_over(nrm_resource *upstream, size_t nbytes)
+{
+    nrm_limiting_options options = NRM_OPTIONS(nrm_limiting_options);
+    nrm_resource *mr = NULL;
+    options.allocation_limit = nbytes;
+    CHECK_OK(nrm_limiting_create(upstream, &options, &mr));
+    nrm_resource_release(upstream);
+    return mr;
+}
 
 static inline nrm_resource *
 pool_over(nrm_resource *upstream, size_t maximum_nbytes)
@@ -152,12 +163,24 @@ pool_over(nrm_resource *upstream, size_t maximum_nbytes)
     return mr;
 }
 
+static inline nrm_resource *
+host_pool(void)
+{
+    return pool_over(host_source(), 0);
+}
+
 static inline void *
 allocate(nrm_resource *mr, size_t nbytes)
 {
     void *ptr = NULL;
     CHECK_OK(nrm_resource_allocate(mr, nbytes, 0, NULL, &ptr));
     return ptr;
+}
+
+static inline void
+deallocate(nrm_resource *mr, void *ptr)
+{
+    CHECK_OK(nrm_resource_deallocate(mr, ptr, 0, NULL));
 }
 
 static inline nrm_statistics

@@ -7,12 +7,6 @@
 #include "fixtures.h"
 #include "os/memory.h"
 
-static inline nrm_resource *
-over_host(void)
-{
-    return pool_over(host_source(), 0);
-}
-
 /* Pages of 64 that lie from `from` to `to` of such a block and are present. */
 static inline size_t
 count_present(const char *ptr, size_t from, size_t to)

@@ -4,24 +4,8 @@
 
 #include "base/bits.h"
 #include "core/scopes.h"
+#include "counts.h"
 #include "fixtures.h"
-
-static inline void
-deallocate(nrm_resource *mr, void *ptr)
-{
-    CHECK_OK(nrm_resource_deallocate(mr, ptr, 0, NULL));
-}
-
-#define CHECK_COUNTS(counts, bytes, count, high_bytes, high_count, all_bytes, all)     \
-    do {                                                                               \
-        nrm_counts check__c = (counts);                                                \
-        CHECK_EQ(check__c.current_bytes, bytes);                                       \
-        CHECK_EQ(check__c.current_count, count);                                       \
-        CHECK_EQ(check__c.peak_bytes, high_bytes);                                     \
-        CHECK_EQ(check__c.peak_count, high_count);                                     \
-        CHECK_EQ(check__c.total_bytes, all_bytes);                                     \
-        CHECK_EQ(check__c.total_count, all);                                           \
-    } while (0)
 
 static inline uint64_t
 push(nrm_resource *through)
@@ -68,29 +52,15 @@ make_counting(void)
 }
 
 static inline nrm_resource *
-make_pool(void)
-{
-    return pool_over(host_source(), 0);
-}
-
-static inline nrm_resource *
 make_statistics(void)
 {
-    nrm_resource *pool = make_pool(), *mr = NULL;
-    CHECK_OK(nrm_statistics_create(pool, &mr));
-    nrm_resource_release(pool);
-    return mr;
+    return statistics_over(host_pool());
 }
 
 static inline nrm_resource *
 make_limiting(void)
 {
-    nrm_limiting_options options = NRM_OPTIONS(nrm_limiting_options);
-    nrm_resource *pool = make_pool(), *mr = NULL;
-    options.allocation_limit = NRM__GIB;
-    CHECK_OK(nrm_limiting_create(pool, &options, &mr));
-    nrm_resource_release(pool);
-    return mr;
+    return limiting_over(host_pool(), NRM__GIB);
 }
 
 /* Looks on while its upstream serves. */
@@ -120,7 +90,7 @@ static inline nrm_resource *
 make_route(void)
 {
     nrm_route_options options = NRM_OPTIONS(nrm_route_options);
-    nrm_resource *small = make_pool(), *large = make_pool(), *mr = NULL;
+    nrm_resource *small = host_pool(), *large = host_pool(), *mr = NULL;
     options.small = small;
     options.large = large;
     options.threshold = 100000;
@@ -135,7 +105,7 @@ static inline nrm_resource *
 make_overlay(void)
 {
     nrm_fixed_size_options options = NRM_OPTIONS(nrm_fixed_size_options);
-    nrm_resource *pool = make_pool(), *mr = NULL;
+    nrm_resource *pool = host_pool(), *mr = NULL;
     options.block_nbytes = 4 * NRM__MIB + 4096;
     CHECK_OK(nrm_fixed_size_create(pool, &options, &mr));
     nrm_resource_release(pool);
@@ -146,7 +116,7 @@ static const struct resource {
     const char *name;
     nrm_resource *(*make)(void);
 } resources[] = {
-    {"pool", make_pool},         {"host", host_source},
+    {"pool", host_pool},         {"host", host_source},
     {"callback", make_counting}, {"statistics", make_statistics},
     {"logging", make_logging},   {"limiting", make_limiting},
     {"fixed size", make_fixed},  {"route", make_route},

@@ -17,12 +17,6 @@ align(nrm_resource *upstream, size_t alignment, size_t threshold)
 }
 
 static nrm_resource *
-make_pool(void)
-{
-    return pool_over(host_source(), 0);
-}
-
-static nrm_resource *
 make_arena(void)
 {
     nrm_arena_options options = NRM_OPTIONS(nrm_arena_options);
@@ -36,7 +30,7 @@ make_arena(void)
 static const struct upstream_case {
     const char *name;
     nrm_resource *(*make)(void);
-} upstreams[] = {{"host", host_source}, {"pool", make_pool}, {"arena", make_arena}};
+} upstreams[] = {{"host", host_source}, {"pool", host_pool}, {"arena", make_arena}};
 
 TEST_EACH(every_block_from_the_threshold_on_is_aligned, upstreams)
 {
@@ -57,7 +51,7 @@ TEST_EACH(every_block_from_the_threshold_on_is_aligned, upstreams)
 
 TEST(a_block_that_grows_over_the_threshold_is_aligned_then)
 {
-    nrm_resource *mr = align(make_pool(), 65536, 10000);
+    nrm_resource *mr = align(host_pool(), 65536, 10000);
     void *ptr = allocate(mr, 500);
     write_pattern(ptr, 500, 3);
     for (size_t nbytes = 1000; nbytes < 10 * NRM__MIB; nbytes *= 3) {
@@ -72,7 +66,7 @@ TEST(a_block_that_grows_over_the_threshold_is_aligned_then)
 TEST(a_greater_alignment_of_the_request_holds)
 {
     void *ptr = NULL;
-    nrm_resource *mr = align(make_pool(), 256, 0);
+    nrm_resource *mr = align(host_pool(), 256, 0);
     REQUIRE_OK(nrm_resource_allocate(mr, 100, 8192, NULL, &ptr));
     CHECK_ALIGNED(ptr, 8192);
     CHECK_OK(nrm_resource_deallocate(mr, ptr, 0, NULL));
@@ -92,7 +86,7 @@ TEST(an_upstream_that_cannot_refuses_and_says_why)
 
 TEST(a_default_that_is_enough_takes_the_short_way)
 {
-    nrm_resource *mr = align(make_pool(), 64, 0);
+    nrm_resource *mr = align(host_pool(), 64, 0);
     void *ptr = allocate(mr, 100);
     CHECK_OK(nrm_resource_deallocate(mr, ptr, 0, NULL));
     CHECK_GT(n_kept(mr), 0);

@@ -23,12 +23,6 @@ odd_callback(void)
 }
 
 static nrm_resource *
-host_pool(void)
-{
-    return pool_over(host_source(), 0);
-}
-
-static nrm_resource *
 arena_over(nrm_resource *upstream, size_t nbytes, bool dumps)
 {
     nrm_arena_options options = NRM_OPTIONS(nrm_arena_options);

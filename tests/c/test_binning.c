@@ -13,12 +13,6 @@ even_callback(void)
     return counting_source(&even);
 }
 
-static nrm_resource *
-host_pool(void)
-{
-    return pool_over(host_source(), 0);
-}
-
 /* Takes the reference of the upstream. */
 static nrm_resource *
 binning_over(nrm_resource *upstream, unsigned min_exponent, unsigned max_exponent)

@@ -85,40 +85,17 @@ copy(const struct scene *scene, nrm_CUstream stream, const void *ptr)
              NRM_CUDA_SUCCESS);
 }
 
-static void
-deallocate(nrm_resource *mr, void *ptr)
-{
-    CHECK_OK(nrm_resource_deallocate(mr, ptr, BLOCK, NULL));
-}
-
-/* Whether the block is among the next ones, which are overwritten. */
-static bool
-is_among(nrm_resource *mr, const void *ptr, int n)
-{
-    void *others[12];
-    bool again = false;
-    for (int i = 0; i < n; i++) {
-        others[i] = allocate(mr, BLOCK);
-        again = again || others[i] == ptr;
-        memset(others[i], 2, BLOCK);
-    }
-    for (int i = 0; i < n; i++) {
-        deallocate(mr, others[i]);
-    }
-    return again;
-}
-
 static bool
 stays_away(nrm_resource *mr, const void *ptr)
 {
-    return !is_among(mr, ptr, 6);
+    return !is_among_next(mr, ptr, 6);
 }
 
 /* More blocks than were taken before. */
 static bool
 comes_back(nrm_resource *mr, const void *ptr)
 {
-    return is_among(mr, ptr, 12);
+    return is_among_next(mr, ptr, 12);
 }
 
 static bool

@@ -23,12 +23,6 @@ odd_callback(void)
 }
 
 static nrm_resource *
-host_pool(void)
-{
-    return pool_over(host_source(), 0);
-}
-
-static nrm_resource *
 fixed_size_of_chunks(void)
 {
     return fixed_over(host_source(), 64 * NRM__KIB, 8);

@@ -33,7 +33,7 @@ TEST_EACH(under_recorded_what_nobody_noted_is_handed_out_at_once, copies_kinds)
     struct scene scene = scene_begin(row, NRM_REUSE_RECORDED);
     copy_held(&scene);
     deallocate(scene.pool, scene.ptr);
-    CHECK(comes_back(scene.pool, scene.ptr, 1));
+    CHECK(is_among_next(scene.pool, scene.ptr, 1));
     finish(scene.stream);
     CHECK(!copies_arrived(&scene.copies, 1, BLOCK)); /* so the tests here can fail */
     scene_end(&scene);
@@ -46,7 +46,7 @@ TEST_EACH(under_immediate_nothing_is_noted, copies_kinds)
     CHECK_OK(nrm_record_use(scene.ptr, scene.stream));
     CHECK_EQ(n_uses(scene.ptr), 0u);
     deallocate(scene.pool, scene.ptr);
-    CHECK(comes_back(scene.pool, scene.ptr, 1));
+    CHECK(is_among_next(scene.pool, scene.ptr, 1));
     finish(scene.stream);
     scene_end(&scene);
 }
@@ -159,7 +159,7 @@ TEST_EACH(whoever_gives_it_back_it_waits_for_its_uses, owners)
         CHECK_EQ(n_uses(ptr), 1u);
         deallocate(mr, ptr);
         CHECK_EQ(live_nbytes(mr), 0);
-        CHECK(!comes_back(mr, ptr, 4));
+        CHECK(!is_among_next(mr, ptr, 4));
         finish(stream);
         CHECK(copies_arrived(&copies, 1, BLOCK));
         (void)nrm__retired_drain(0);
@@ -266,7 +266,7 @@ TEST_EACH(a_use_in_a_capture_ends_with_the_graph, policies)
     CHECK_EQ(cuda.cuGraphDestroy(graph), NRM_CUDA_SUCCESS);
     deallocate(scene.pool, scene.ptr);
     for (int i = 0; i < 20; i++) {
-        CHECK(!comes_back(scene.pool, scene.ptr, 4));
+        CHECK(!is_among_next(scene.pool, scene.ptr, 4));
         CHECK_EQ(cuda.cuGraphLaunch(exec, handle), NRM_CUDA_SUCCESS);
         CHECK_EQ(cuda.cuStreamSynchronize(handle), NRM_CUDA_SUCCESS);
         CHECK(copies_arrived(&scene.copies, 1, BLOCK));
@@ -275,7 +275,7 @@ TEST_EACH(a_use_in_a_capture_ends_with_the_graph, policies)
     let_run();
     (void)nrm__retired_drain(0);
     CHECK(nrm__retired_is_empty());
-    CHECK(comes_back(scene.pool, scene.ptr, 8));
+    CHECK(is_among_next(scene.pool, scene.ptr, 8));
     cuda.cuStreamDestroy(handle);
     scene_end(&scene);
     CHECK_EQ(nrm__captures_n_alive(), 0u);

@@ -22,12 +22,6 @@ limit(nrm_resource *upstream, size_t limit_nbytes, size_t alignment)
     return mr;
 }
 
-static nrm_resource *
-make_pool(void)
-{
-    return pool_over(host_source(), 0);
-}
-
 static size_t
 booked(nrm_resource *mr)
 {
@@ -35,12 +29,6 @@ booked(nrm_resource *mr)
     CHECK_OK(nrm_limiting_get(mr, &allocated, &limit_nbytes));
     mr->ops->check(mr);
     return allocated;
-}
-
-static void
-deallocate(nrm_resource *mr, void *ptr)
-{
-    CHECK_OK(nrm_resource_deallocate(mr, ptr, 0, NULL));
 }
 
 static nrm_status
@@ -70,7 +58,7 @@ static const struct rounding {
 TEST_EACH(a_block_counts_as_a_multiple_of_the_alignment, roundings)
 {
     size_t allocated = 99, limit_nbytes = 0;
-    nrm_resource *mr = limit(make_pool(), 10000, row->alignment);
+    nrm_resource *mr = limit(host_pool(), 10000, row->alignment);
     CHECK_OK(nrm_limiting_get(mr, &allocated, &limit_nbytes));
     CHECK_EQ(allocated, 0);
     CHECK_EQ(limit_nbytes, 10000);
@@ -85,7 +73,7 @@ TEST_EACH(a_block_counts_as_a_multiple_of_the_alignment, roundings)
 TEST(what_is_over_the_limit_fails_with_its_numbers)
 {
     void *ptr = NULL;
-    nrm_resource *mr = limit(make_pool(), 10 * NRM__MIB, 0);
+    nrm_resource *mr = limit(host_pool(), 10 * NRM__MIB, 0);
     void *a = allocate(mr, 4 * NRM__MIB), *b = allocate(mr, 4 * NRM__MIB);
     CHECK_STATUS(nrm_resource_allocate(mr, 3 * NRM__MIB, 0, NULL, &ptr),
                  NRM_OUT_OF_MEMORY);
@@ -110,7 +98,7 @@ TEST(what_is_over_the_limit_fails_with_its_numbers)
 TEST(zeroed_memory_counts_too)
 {
     void *ptr;
-    nrm_resource *mr = limit(make_pool(), 1000, 0);
+    nrm_resource *mr = limit(host_pool(), 1000, 0);
     CHECK_STATUS(nrm_resource_allocate_zeroed(mr, 1001, 0, NULL, &ptr),
                  NRM_OUT_OF_MEMORY);
     REQUIRE_OK(nrm_resource_allocate_zeroed(mr, 700, 0, NULL, &ptr));
@@ -136,7 +124,7 @@ static const struct extreme {
 
 TEST_EACH(extremes_do_not_overflow, extremes)
 {
-    nrm_resource *mr = limit(make_pool(), row->limit_nbytes, row->alignment);
+    nrm_resource *mr = limit(host_pool(), row->limit_nbytes, row->alignment);
     CHECK_STATUS(try_allocate(mr, row->nbytes), row->fits ? NRM_OK : NRM_OUT_OF_MEMORY);
     CHECK_OK(try_allocate(mr, 0));
     CHECK_EQ(booked(mr), 0);
@@ -145,7 +133,7 @@ TEST_EACH(extremes_do_not_overflow, extremes)
 
 TEST(a_block_that_came_past_it_does_not_make_room)
 {
-    nrm_resource *pool = make_pool();
+    nrm_resource *pool = host_pool();
     nrm_resource_retain(pool);
     nrm_resource *mr = limit(pool, 4096, 0);
     void *own = allocate(mr, 256), *foreign = allocate(pool, 1024);
@@ -195,7 +183,7 @@ TEST(what_the_upstream_refuses_is_booked_out)
 
 TEST(the_lower_of_two_limits_holds)
 {
-    nrm_resource *inner = limit(make_pool(), 2 * NRM__MIB, 0);
+    nrm_resource *inner = limit(host_pool(), 2 * NRM__MIB, 0);
     nrm_resource *outer = limit(inner, 5 * NRM__MIB, 0);
     CHECK_STATUS(try_allocate(outer, 4 * NRM__MIB), NRM_OUT_OF_MEMORY);
     CHECK_STR_HAS(nrm_last_error()->message, "limit 2 MiB");
@@ -212,7 +200,7 @@ TEST(the_lower_of_two_limits_holds)
 
 TEST(growing_is_booked_before_the_block_changes)
 {
-    nrm_resource *mr = limit(make_pool(), 8 * NRM__MIB, 0);
+    nrm_resource *mr = limit(host_pool(), 8 * NRM__MIB, 0);
     void *ptr = allocate(mr, NRM__MIB);
     write_pattern(ptr, NRM__MIB, 9);
     REQUIRE_OK(nrm_resource_reallocate(mr, ptr, 2 * NRM__MIB, 0, NULL, &ptr));
@@ -250,7 +238,7 @@ TEST(in_place_the_whole_limit_can_be_grown_into)
 TEST(a_block_that_may_not_grow_moves_to_the_fallback)
 {
     nrm_route_options options = NRM_OPTIONS(nrm_route_options);
-    nrm_resource *mr = limit(make_pool(), NRM__MIB, 0), *other = make_pool(), *route;
+    nrm_resource *mr = limit(host_pool(), NRM__MIB, 0), *other = host_pool(), *route;
     options.large = mr;
     options.fallback = other;
     REQUIRE_OK(nrm_route_create(&options, &route));
@@ -331,9 +319,9 @@ static const struct model_case {
     size_t alignment;
     uint64_t seed;
 } model_cases[] = {
-    {"pool", make_pool, 256, 11},         {"pool, bytes", make_pool, 1, 12},
+    {"pool", host_pool, 256, 11},         {"pool, bytes", host_pool, 1, 12},
     {"host", host_source, 256, 13},       {"host, pages", host_source, 4096, 14},
-    {"pool, pages", make_pool, 4096, 15},
+    {"pool, pages", host_pool, 4096, 15},
 };
 
 TEST_EACH(the_account_is_the_sum_of_its_blocks, model_cases)
@@ -480,7 +468,7 @@ works_or_asks(unsigned index, void *mr)
 
 TEST(what_does_not_fit_is_in_nobodys_way)
 {
-    nrm_resource *mr = limit(make_pool(), N_THREADS * SHARE, 0);
+    nrm_resource *mr = limit(host_pool(), N_THREADS * SHARE, 0);
     atomic_store(&n_at_work, N_THREADS);
     check_threads(N_THREADS + 2, works_or_asks, mr);
     CHECK_EQ(booked(mr), 0);
@@ -545,7 +533,7 @@ TEST(what_does_not_fit_is_never_in_the_account)
     if (!CAN_STEP) {
         SKIP("steps through a program as it was compiled for x86-64");
     }
-    nrm_resource *mr = limit(make_pool(), 50 * SHARE, 0);
+    nrm_resource *mr = limit(host_pool(), 50 * SHARE, 0);
     void *ptr = allocate(mr, 3 * SHARE + 7);
     const size_t *account = find_account(mr);
     REQUIRE(account != NULL);
@@ -569,7 +557,7 @@ TEST(statistics_and_limits_stack_in_any_order)
 {
     nrm_counts counts, above;
     void *ptr = NULL;
-    nrm_resource *low = statistics_over(make_pool());
+    nrm_resource *low = statistics_over(host_pool());
     nrm_resource *middle = limit(low, 12000, 0);
     nrm_resource *high = statistics_over(middle);
     nrm_resource *top = limit(high, 20000, 1);

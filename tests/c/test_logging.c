@@ -35,12 +35,6 @@ finish(nrm_resource *mr, struct rows *rows)
     unlink(path);
 }
 
-static void
-deallocate(nrm_resource *mr, void *ptr)
-{
-    CHECK_OK(nrm_resource_deallocate(mr, ptr, 0, NULL));
-}
-
 /* ---- rows ---- */
 
 static const struct size_case {

@@ -46,12 +46,6 @@ scene_end(struct scene *scene)
 }
 
 static void
-deallocate(nrm_resource *mr, void *ptr, size_t nbytes)
-{
-    CHECK_OK(nrm_resource_deallocate(mr, ptr, nbytes, NULL));
-}
-
-static void
 copy(struct scene *scene, const void *ptr, size_t nbytes)
 {
     CHECK_EQ(cuda.cuMemcpyHtoDAsync(scene->copies.device, ptr, nbytes,
@@ -78,7 +72,7 @@ static void
 pairs(nrm_resource *mr, size_t nbytes, int n)
 {
     for (int i = 0; i < n; i++) {
-        deallocate(mr, allocate(mr, nbytes), nbytes);
+        deallocate(mr, allocate(mr, nbytes));
     }
 }
 
@@ -113,7 +107,7 @@ TEST_EACH(the_same_few_blocks_take_turns, copies_kinds)
         void *ptr = allocate(scene.pool, SMALL);
         least = nrm__min(least, (uintptr_t)ptr);
         most = nrm__max(most, (uintptr_t)ptr);
-        deallocate(scene.pool, ptr, SMALL);
+        deallocate(scene.pool, ptr);
     }
     CHECK(most - least <= 2 * N_SMALL * (SMALL + NRM__SHIFTED_MIN));
     scene_end(&scene);
@@ -186,7 +180,7 @@ TEST_EACH(nothing_is_reused_before_its_copy, copies_kinds)
     for (int i = 0; i < N; i++) {
         memset(blocks[i], 1, SMALL);
         copy(&scene, blocks[i], SMALL);
-        deallocate(scene.pool, blocks[i], SMALL);
+        deallocate(scene.pool, blocks[i]);
         void *other = allocate(scene.pool, SMALL);
         for (int k = 0; k <= i; k++) {
             CHECK(other != blocks[k]);
@@ -200,7 +194,7 @@ TEST_EACH(nothing_is_reused_before_its_copy, copies_kinds)
     CHECK_EQ(cuda.cuMemcpyDtoH(seen, scene.copies.device, SMALL), NRM_CUDA_SUCCESS);
     CHECK(seen[0] == 1 && memcmp(seen, seen + 1, SMALL - 1) == 0);
     for (int i = 0; i < N; i++) {
-        deallocate(scene.pool, others[i], SMALL);
+        deallocate(scene.pool, others[i]);
     }
     size_t nbytes = 0;
     CHECK_OK(nrm_resource_trim(scene.pool, 0, &nbytes));
@@ -221,12 +215,12 @@ TEST_EACH(a_block_with_a_known_use_is_not_parked, copies_kinds)
     copy(&scene, ptr, SMALL);
     CHECK_OK(nrm_record_use_on_handle(ptr, (uintptr_t)handle));
     CHECK_EQ(cuda.cuStreamEndCapture(handle, &graph), NRM_CUDA_SUCCESS);
-    deallocate(scene.pool, ptr, SMALL);
+    deallocate(scene.pool, ptr);
     CHECK_EQ(nrm__retired_nbytes(scene.pool), SMALL);
     for (int i = 0; i < 4 * N_SMALL; i++) {
         void *other = allocate(scene.pool, SMALL);
         CHECK(other != ptr);
-        deallocate(scene.pool, other, SMALL);
+        deallocate(scene.pool, other);
     }
     CHECK_EQ(cuda.cuGraphDestroy(graph), NRM_CUDA_SUCCESS);
     (void)nrm__retired_drain(0);
@@ -245,7 +239,7 @@ TEST_EACH(zeros_are_zeros, copies_kinds)
             nrm_resource_allocate_zeroed(scene.pool, nbytes, 0, NULL, (void **)&ptr));
         CHECK(ptr[0] == 0 && memcmp(ptr, ptr + 1, nbytes - 1) == 0);
         memset(ptr, 7, nbytes);
-        deallocate(scene.pool, ptr, nbytes);
+        deallocate(scene.pool, ptr);
     }
     scene_end(&scene);
 }
@@ -255,7 +249,7 @@ TEST_EACH(a_second_free_is_refused, copies_kinds)
     struct scene scene = scene_begin(row, 0);
     pairs(scene.pool, SMALL, 4);
     void *ptr = allocate(scene.pool, SMALL);
-    deallocate(scene.pool, ptr, SMALL);
+    deallocate(scene.pool, ptr);
     CHECK_EQ(nrm_resource_deallocate(scene.pool, ptr, SMALL, NULL), NRM_NOT_OWNED);
     pairs(scene.pool, SMALL, 2 * N_SMALL);
     CHECK_EQ(counts(scene.pool).current_count, 0);
@@ -298,7 +292,7 @@ TEST_EACH(a_trim_takes_what_idle_threads_have, copies_kinds)
     size_t nbytes = 0;
     CHECK_OK(nrm_resource_trim(scene.pool, 0, &nbytes));
     CHECK_EQ(counts(scene.pool).parked_bytes, 0);
-    deallocate(scene.pool, live, SMALL);
+    deallocate(scene.pool, live);
     CHECK_OK(nrm_resource_trim(scene.pool, 0, &nbytes));
     CHECK_EQ(counts(scene.pool).reserved_bytes, 0);
     for (int i = 0; i < N; i++) {
@@ -315,7 +309,7 @@ fill_and_free(void *argument)
         blocks[i] = allocate(argument, 4 * NRM__MIB);
     }
     for (int i = 0; i < 12; i++) {
-        deallocate(argument, blocks[i], 4 * NRM__MIB);
+        deallocate(argument, blocks[i]);
     }
 }
 
@@ -329,7 +323,7 @@ TEST_EACH(a_full_pool_finds_what_another_thread_parked, copies_kinds)
     worker_run(&worker, fill_and_free, scene.pool);
     void *ptr = allocate(scene.pool, nbytes);
     CHECK(ptr != NULL);
-    deallocate(scene.pool, ptr, nbytes);
+    deallocate(scene.pool, ptr);
     worker_end(&worker);
     scene_end(&scene);
 }
@@ -338,7 +332,7 @@ static void
 park_one(void *argument)
 {
     void **blocks = argument;
-    deallocate(blocks[0], blocks[1], SMALL);
+    deallocate(blocks[0], blocks[1]);
 }
 
 /* The copy holds it although the thread that freed it is gone. */
@@ -358,7 +352,7 @@ TEST_EACH(a_thread_ends_with_blocks_parked, copies_kinds)
         void *other = allocate(scene.pool, SMALL);
         CHECK(other != blocks[1]);
         memset(other, 2, SMALL);
-        deallocate(scene.pool, other, SMALL);
+        deallocate(scene.pool, other);
     }
     finish(&scene);
     static unsigned char seen[SMALL];

@@ -44,7 +44,7 @@ static const struct upstream {
     const char *name;
     nrm_resource *(*create)(void);
 } upstreams[] = {
-    {"host", over_host},
+    {"host", host_pool},
     {"callback", over_callback},
     {"odd callback", over_odd_callback},
     {"pool", over_pool},
@@ -226,7 +226,7 @@ TEST_EACH(impossible_sizes_fail_and_leave_the_pool_usable, upstreams)
 
 TEST(zero_bytes_are_null_and_no_error)
 {
-    nrm_resource *mr = over_host();
+    nrm_resource *mr = host_pool();
     void *ptr = mr;
     CHECK_OK(nrm_resource_allocate(mr, 0, 0, NULL, &ptr));
     CHECK(ptr == NULL);
@@ -254,7 +254,7 @@ TEST(the_limit_is_kept_and_named)
 
 TEST(a_freed_large_block_serves_the_next_one_of_its_size)
 {
-    nrm_resource *mr = over_host();
+    nrm_resource *mr = host_pool();
     void *first = allocate(mr, 200 * NRM__MIB);
     CHECK_OK(nrm_resource_deallocate(mr, first, 0, NULL));
     void *second = allocate(mr, 200 * NRM__MIB);
@@ -265,7 +265,7 @@ TEST(a_freed_large_block_serves_the_next_one_of_its_size)
 
 TEST(sizes_that_grow_do_not_pile_up)
 {
-    nrm_resource *mr = over_host();
+    nrm_resource *mr = host_pool();
     for (size_t mib = 100; mib < 160; mib++) {
         void *ptr = allocate(mr, mib * NRM__MIB);
         CHECK_OK(nrm_resource_deallocate(mr, ptr, 0, NULL));
@@ -277,7 +277,7 @@ TEST(sizes_that_grow_do_not_pile_up)
 TEST(free_memory_beyond_the_idle_limit_goes_back_without_a_trim)
 {
     REQUIRE_OK(nrm_option_set(NRM_OPT_IDLE_LIMIT, "150 MiB"));
-    nrm_resource *mr = over_host();
+    nrm_resource *mr = host_pool();
     void *ptrs[4];
     for (int i = 0; i < 4; i++) {
         ptrs[i] = allocate(mr, 100 * NRM__MIB + 1000);
@@ -295,7 +295,7 @@ TEST(free_memory_beyond_the_idle_limit_goes_back_without_a_trim)
 
 TEST(trim_keeps_what_it_is_asked_to_keep)
 {
-    nrm_resource *mr = over_host();
+    nrm_resource *mr = host_pool();
     void *ptrs[4];
     for (int i = 0; i < 4; i++) {
         ptrs[i] = allocate(mr, 100 * NRM__MIB);
@@ -315,7 +315,7 @@ TEST(trim_keeps_what_it_is_asked_to_keep)
 /* Text readers grow by a constant: the copying must not be quadratic. */
 TEST(linear_growth_moves_a_block_a_few_times_only)
 {
-    nrm_resource *mr = over_host();
+    nrm_resource *mr = host_pool();
     void *ptr = allocate(mr, 4096), *blocker = NULL;
     int n_moves = 0;
     for (size_t nbytes = 8192; nbytes <= 16 * NRM__MIB; nbytes += 4096) {
@@ -349,7 +349,7 @@ TEST_EACH(a_block_that_grows_touches_no_page, growths)
 {
     size_t first = row->first, last = row->last;
     size_t n = row->steps;
-    nrm_resource *mr = over_host();
+    nrm_resource *mr = host_pool();
     void *ptr = allocate(mr, first), *blocker = NULL;
     ((char *)ptr)[1] = 77;
     for (size_t i = 1; i <= n; i++) {
@@ -370,7 +370,7 @@ TEST_EACH(a_block_that_grows_touches_no_page, growths)
 /* Its segment is one like others then: small blocks fit into it closely. */
 TEST(what_has_grown_and_was_freed_serves_small_blocks)
 {
-    nrm_resource *mr = over_host();
+    nrm_resource *mr = host_pool();
     void *ptr = allocate(mr, NRM__MIB), *ptrs[N_SLOTS];
     for (size_t mib = 2; mib <= 60; mib++) {
         REQUIRE_OK(nrm_resource_reallocate(mr, ptr, mib * NRM__MIB, 0, NULL, &ptr));
@@ -416,7 +416,7 @@ TEST(in_a_large_pool_only_large_blocks_have_a_segment_of_their_own)
 
 TEST(blocks_that_grow_at_once_keep_what_is_theirs)
 {
-    nrm_resource *mr = over_host();
+    nrm_resource *mr = host_pool();
     void *ptrs[6];
     for (unsigned i = 0; i < 6; i++) {
         ptrs[i] = allocate(mr, NRM__MIB);
@@ -569,7 +569,7 @@ churn(void *unused)
 TEST(a_child_forked_while_others_allocate_can_allocate)
 {
     pthread_t threads[2];
-    shared_pool = over_host();
+    shared_pool = host_pool();
     atomic_store(&churn_stops, false);
     for (int i = 0; i < 2; i++) {
         pthread_create(&threads[i], NULL, churn, NULL);

@@ -10,7 +10,7 @@
 TEST(zeroed_memory_is_zero_also_when_it_was_used_before)
 {
     static const size_t sizes[] = {1, 100, 8000, 70000, 5 * NRM__MIB};
-    nrm_resource *mr = over_host();
+    nrm_resource *mr = host_pool();
     for (int round = 0; round < 3; round++) {
         for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
             void *ptr = NULL;
@@ -27,7 +27,7 @@ TEST(zeroed_memory_is_zero_also_when_it_was_used_before)
 
 TEST(a_large_zeroed_block_of_a_new_pool_touches_no_page)
 {
-    nrm_resource *mr = over_host();
+    nrm_resource *mr = host_pool();
     void *ptr = NULL;
     /* More than could be zeroed in the time limit of a test, were it done by hand. */
     nrm_status status = nrm_resource_allocate_zeroed(mr, 8 * NRM__GIB, 0, NULL, &ptr);
@@ -70,7 +70,7 @@ fill_zeros_and_free(nrm_resource *mr)
 
 TEST(zeros_that_are_filled_in_turn_are_written_where_pages_are)
 {
-    nrm_resource *mr = over_host();
+    nrm_resource *mr = host_pool();
     fill_zeros_and_free(mr);
     for (int round = 0; round < 5; round++) {
         char *ptr = allocate_zeros(mr);
@@ -83,7 +83,7 @@ TEST(zeros_that_are_filled_in_turn_are_written_where_pages_are)
 
 TEST(zeros_that_stay_untouched_in_turn_take_no_pages)
 {
-    nrm_resource *mr = over_host();
+    nrm_resource *mr = host_pool();
     for (int round = 0; round < 6; round++) {
         fill_zeros_and_free(mr);
         char *ptr = allocate_zeros(mr);
@@ -98,7 +98,7 @@ TEST(zeros_that_stay_untouched_in_turn_take_no_pages)
 
 TEST(zeros_of_every_pattern_are_zeros)
 {
-    nrm_resource *mr = over_host();
+    nrm_resource *mr = host_pool();
     uint64_t state = 11;
     for (int round = 0; round < 40; round++) {
         char *ptr = allocate_zeros(mr);
@@ -117,7 +117,7 @@ TEST(zeros_of_every_pattern_are_zeros)
 
 TEST(other_sizes_do_not_say_what_zeros_are_for)
 {
-    nrm_resource *mr = over_host();
+    nrm_resource *mr = host_pool();
     void *small = NULL;
     for (int round = 0; round < 4; round++) {
         fill_zeros_and_free(mr);

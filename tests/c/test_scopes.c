@@ -89,7 +89,7 @@ TEST_EACH(a_resized_block_is_known_to_its_scope, resources)
 TEST(zeroed_memory_counts_too_and_nothing_is_nothing)
 {
     void *ptr = NULL;
-    nrm_resource *mr = make_pool();
+    nrm_resource *mr = host_pool();
     uint64_t scope = push(NULL);
     CHECK_OK(nrm_resource_allocate_zeroed(mr, 64, 0, NULL, &ptr));
     CHECK_MEM_EQ(ptr, (const char[64]){0}, 64);
@@ -105,7 +105,7 @@ TEST(zeroed_memory_counts_too_and_nothing_is_nothing)
 
 TEST(scopes_nest)
 {
-    nrm_resource *mr = make_pool();
+    nrm_resource *mr = host_pool();
     uint64_t outer = push(NULL);
     void *old = allocate(mr, 100);
     uint64_t inner = push(NULL);
@@ -122,7 +122,7 @@ TEST(scopes_nest)
 TEST(a_scope_may_end_under_another_one)
 {
     nrm_counts none = {.total_count = 77};
-    nrm_resource *mr = make_pool();
+    nrm_resource *mr = host_pool();
     uint64_t first = push(NULL), second = push(NULL);
     void *ptr = allocate(mr, 100);
     CHECK_EQ(pop(first).current_bytes, 100);
@@ -137,7 +137,7 @@ TEST(a_scope_may_end_under_another_one)
 
 TEST(a_scope_of_one_resource_counts_what_goes_through_it)
 {
-    nrm_resource *pool = make_pool(), *mr = NULL, *other = NULL;
+    nrm_resource *pool = host_pool(), *mr = NULL, *other = NULL;
     CHECK_OK(nrm_statistics_create(pool, &mr));
     CHECK_OK(nrm_statistics_create(mr, &other));
     CHECK_EQ(nrm__scope_innermost(mr), 0);
@@ -162,7 +162,7 @@ TEST(a_scope_of_one_resource_counts_what_goes_through_it)
 TEST(a_wrong_free_changes_nothing)
 {
     void *ptrs[3];
-    nrm_resource *mr = make_pool(), *other = make_pool();
+    nrm_resource *mr = host_pool(), *other = host_pool();
     uint64_t scope = push(NULL);
     allocate_three(mr, ptrs);
     for (int i = 0; i < 3; i++) {
@@ -194,22 +194,9 @@ give(void *context, void *ptr, size_t nbytes, nrm_stream *stream)
     return nrm_resource_deallocate(context, ptr, nbytes, stream);
 }
 
-static nrm_resource *
-asking(nrm_resource *of)
-{
-    nrm_callback_options options = NRM_OPTIONS(nrm_callback_options);
-    nrm_resource *mr = NULL;
-    options.kind = NRM_KIND_HOST;
-    options.allocate = ask;
-    options.deallocate = give;
-    options.context = of;
-    CHECK_OK(nrm_callback_create(&options, &mr));
-    return mr;
-}
-
 TEST(a_request_inside_of_one_is_part_of_it)
 {
-    nrm_resource *pool = make_pool(), *mr = asking(pool);
+    nrm_resource *pool = host_pool(), *mr = callback_source(ask, give, pool);
     pushed_inside = 0;
     uint64_t scope = push(NULL);
     void *ptr = allocate(mr, 500);
@@ -224,7 +211,7 @@ TEST(a_request_inside_of_one_is_part_of_it)
 
 TEST(a_scope_that_begins_inside_of_a_request_counts_from_the_next_one)
 {
-    nrm_resource *pool = make_pool(), *mr = asking(pool);
+    nrm_resource *pool = host_pool(), *mr = callback_source(ask, give, pool);
     pushed_inside = 1;
     uint64_t scope = push(NULL);
     void *ptr = allocate(mr, 500);
@@ -240,7 +227,7 @@ TEST(a_scope_that_begins_inside_of_a_request_counts_from_the_next_one)
 
 TEST(a_thread_without_scopes_has_its_short_way)
 {
-    nrm_resource *mr = make_pool();
+    nrm_resource *mr = host_pool();
     deallocate(mr, allocate(mr, 64));
     struct nrm__thread_state *state = nrm__thread_state();
     struct nrm__cache *cache = state->cache;
@@ -251,7 +238,7 @@ TEST(a_thread_without_scopes_has_its_short_way)
     deallocate(mr, allocate(mr, 64));
     deallocate(mr, allocate(mr, LARGE));
     CHECK_OK(nrm_resource_trim(mr, 0, NULL));
-    nrm_resource *other = make_pool();
+    nrm_resource *other = host_pool();
     deallocate(other, allocate(other, 64));
     nrm_resource_release(other);
     CHECK(state->cache == NULL && state->put_away == cache);

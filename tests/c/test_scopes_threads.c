@@ -75,7 +75,7 @@ TEST_EACH(what_another_thread_frees_counts_where_it_was_allocated, resources)
 TEST(what_another_thread_resizes_does_too)
 {
     struct worker worker;
-    struct job job = {.mr = make_pool()};
+    struct job job = {.mr = host_pool()};
     worker_start(&worker);
     uint64_t scope = push(NULL);
     allocate_three(job.mr, job.ptrs);
@@ -95,7 +95,7 @@ TEST(what_another_thread_resizes_does_too)
 TEST(blocks_of_a_scope_that_ended_count_in_those_around_it)
 {
     struct worker worker;
-    struct job job = {.mr = make_pool()};
+    struct job job = {.mr = host_pool()};
     worker_start(&worker);
     uint64_t outer = push(NULL);
     uint64_t ended = push(NULL);
@@ -116,7 +116,7 @@ TEST(what_another_thread_allocates_is_not_this_ones)
 {
     struct worker worker;
     nrm_counts counts;
-    struct job job = {.mr = make_pool()};
+    struct job job = {.mr = host_pool()};
     worker_start(&worker);
     uint64_t scope = push(NULL);
     worker_run(&worker, job_allocate, &job);
@@ -134,7 +134,7 @@ TEST(what_another_thread_allocates_is_not_this_ones)
 TEST(a_thread_ends_with_its_scopes)
 {
     struct worker worker;
-    struct job job = {.mr = make_pool()};
+    struct job job = {.mr = host_pool()};
     worker_start(&worker);
     worker_run(&worker, job_push, &job);
     worker_run(&worker, job_allocate, &job);
@@ -204,7 +204,7 @@ hand_on(void *argument)
 TEST(threads_that_free_each_others_blocks_lose_none)
 {
     pthread_t threads[N_THREADS];
-    ring.mr = make_pool();
+    ring.mr = host_pool();
     for (int i = 0; i < N_THREADS; i++) {
         CHECK_EQ(pthread_create(&threads[i], NULL, hand_on, NULL), 0);
     }
@@ -243,7 +243,7 @@ TEST(a_scope_whose_blocks_another_thread_frees_ends_with_nothing)
 {
     pthread_t thread;
     uint64_t random = 7;
-    pipe_.mr = make_pool();
+    pipe_.mr = host_pool();
     CHECK_EQ(pthread_create(&thread, NULL, free_all, NULL), 0);
     uint64_t scope = push(NULL);
     for (int i = 0; i < N_ROUNDS / SLOW; i++) {
@@ -277,7 +277,7 @@ go_on(void)
 TEST(a_child_goes_on_with_the_scopes_of_its_thread)
 {
     struct worker worker;
-    struct job job = {.mr = make_pool()};
+    struct job job = {.mr = host_pool()};
     void *ptrs[3];
     worker_start(&worker);
     worker_run(&worker, job_push, &job);

@@ -5,25 +5,9 @@
 
 #include "base/bits.h"
 #include "core/ops.h"
+#include "counts.h"
 #include "fixtures.h"
 #include "nrm/adaptors.h"
-
-static void
-deallocate(nrm_resource *mr, void *ptr)
-{
-    CHECK_OK(nrm_resource_deallocate(mr, ptr, 0, NULL));
-}
-
-#define CHECK_COUNTS(counts, bytes, count, high_bytes, high_count, all_bytes, all)     \
-    do {                                                                               \
-        nrm_counts check__c = (counts);                                                \
-        CHECK_EQ(check__c.current_bytes, bytes);                                       \
-        CHECK_EQ(check__c.current_count, count);                                       \
-        CHECK_EQ(check__c.peak_bytes, high_bytes);                                     \
-        CHECK_EQ(check__c.peak_count, high_count);                                     \
-        CHECK_EQ(check__c.total_bytes, all_bytes);                                     \
-        CHECK_EQ(check__c.total_count, all);                                           \
-    } while (0)
 
 static nrm_counts
 counts_of(nrm_resource *mr)
@@ -61,15 +45,9 @@ make_counting(void)
 }
 
 static nrm_resource *
-make_pool(void)
-{
-    return pool_over(host_source(), 0);
-}
-
-static nrm_resource *
 make_twice(void)
 {
-    return statistics_over(make_pool());
+    return statistics_over(host_pool());
 }
 
 static const struct upstream {
@@ -78,7 +56,7 @@ static const struct upstream {
 } upstreams[] = {
     {"host", host_source},
     {"callback", make_counting},
-    {"pool", make_pool},
+    {"pool", host_pool},
     {"another adaptor", make_twice},
 };
 
@@ -166,7 +144,7 @@ TEST(segments_behind_it_are_locked_again_after_a_reset)
 TEST(it_reports_and_trims_what_is_behind_it)
 {
     size_t nbytes = 0;
-    nrm_resource *mr = statistics_over(make_pool());
+    nrm_resource *mr = statistics_over(host_pool());
     deallocate(mr, allocate(mr, 8 * NRM__MIB));
     CHECK_GE(reserved_nbytes(mr), 8 * NRM__MIB);
     CHECK_OK(nrm_resource_trim(mr, 0, &nbytes));
@@ -226,7 +204,7 @@ TEST(what_is_no_such_adaptor_is_refused)
 
 TEST(a_scope_begins_with_zeros_and_is_part_of_the_one_around_it)
 {
-    nrm_resource *mr = statistics_over(make_pool());
+    nrm_resource *mr = statistics_over(host_pool());
     void *outer = allocate(mr, 100);
     CHECK_COUNTS(push(mr), 100, 1, 100, 1, 100, 1);
     CHECK_COUNTS(counts_of(mr), 0, 0, 0, 0, 0, 0);
@@ -242,7 +220,7 @@ TEST(a_scope_begins_with_zeros_and_is_part_of_the_one_around_it)
 
 TEST(a_block_from_before_the_push_is_negative)
 {
-    nrm_resource *mr = statistics_over(make_pool());
+    nrm_resource *mr = statistics_over(host_pool());
     void *old = allocate(mr, 100);
     (void)push(mr);
     deallocate(mr, old);
@@ -259,7 +237,7 @@ TEST(a_block_from_before_the_push_is_negative)
 
 TEST(a_block_that_came_past_it_is_negative)
 {
-    nrm_resource *pool = make_pool();
+    nrm_resource *pool = host_pool();
     nrm_resource_retain(pool);
     nrm_resource *mr = statistics_over(pool);
     void *ptr = allocate(pool, 100);
@@ -273,7 +251,7 @@ TEST(a_block_that_came_past_it_is_negative)
 TEST(the_outermost_counters_stay)
 {
     nrm_counts counts = {.total_count = 77};
-    nrm_resource *mr = statistics_over(make_pool());
+    nrm_resource *mr = statistics_over(host_pool());
     void *ptr = allocate(mr, 100);
     CHECK_STATUS(nrm_statistics_pop(mr, &counts), NRM_NOT_FOUND);
     CHECK_STR_HAS(nrm_last_error()->message, "cannot pop the last counter pair");
@@ -289,7 +267,7 @@ TEST(the_outermost_counters_stay)
 TEST(the_peak_of_the_resource_is_that_of_its_life)
 {
     nrm_statistics statistics;
-    nrm_resource *mr = statistics_over(make_pool());
+    nrm_resource *mr = statistics_over(host_pool());
     deallocate(mr, allocate(mr, 1000));
     (void)push(mr);
     deallocate(mr, allocate(mr, 500));
@@ -397,7 +375,7 @@ TEST_EACH(it_counts_as_a_stack_of_counters, seeds)
 {
     struct model model = {0};
     uint64_t state = row->seed * 0x9e3779b97f4a7c15u;
-    nrm_resource *mr = statistics_over(make_pool());
+    nrm_resource *mr = statistics_over(host_pool());
     for (int i = 0; i < 4000; i++) {
         uint64_t choice = next_random(&state) % 10;
         if (choice == 0 && model.depth < MODEL_DEPTH - 1) {
@@ -481,7 +459,7 @@ pushes_and_pops(void *mr)
 TEST(scopes_of_threads_add_up)
 {
     pthread_t threads[N_THREADS], pushers[2];
-    nrm_resource *mr = statistics_over(make_pool());
+    nrm_resource *mr = statistics_over(host_pool());
     atomic_store(&asked_bytes, 0);
     atomic_store(&asked_count, 0);
     atomic_store(&done, false);
@@ -538,7 +516,7 @@ holds_one_over_a_push(void *mr)
 TEST(a_peak_is_not_lost_where_a_scope_begins)
 {
     pthread_t thread;
-    nrm_resource *mr = statistics_over(make_pool());
+    nrm_resource *mr = statistics_over(host_pool());
     int n_lost = 0, n_seen = 0;
     atomic_store(&done, false);
     REQUIRE_EQ(pthread_create(&thread, NULL, holds_one_over_a_push, mr), 0);
@@ -578,7 +556,7 @@ counts_in_the_child(void)
 TEST(a_child_finds_the_scopes_unlocked)
 {
     pthread_t thread;
-    forked = statistics_over(make_pool());
+    forked = statistics_over(host_pool());
     atomic_store(&done, false);
     REQUIRE_EQ(pthread_create(&thread, NULL, pushes_and_pops, forked), 0);
     for (int i = 0; i < 30; i++) {

@@ -25,12 +25,6 @@ track(nrm_resource *upstream, bool capture_stacks)
     return mr;
 }
 
-static nrm_resource *
-make_pool(void)
-{
-    return pool_over(host_source(), 0);
-}
-
 static size_t
 tracked(nrm_resource *mr)
 {
@@ -38,12 +32,6 @@ tracked(nrm_resource *mr)
     CHECK_OK(nrm_tracking_get_allocated(mr, &nbytes));
     mr->ops->check(mr);
     return nbytes;
-}
-
-static void
-deallocate(nrm_resource *mr, void *ptr)
-{
-    CHECK_OK(nrm_resource_deallocate(mr, ptr, 0, NULL));
 }
 
 static char *
@@ -59,7 +47,7 @@ describe(nrm_resource *mr)
 TEST(live_blocks_are_known_by_address_and_size)
 {
     char line[64];
-    nrm_resource *mr = track(make_pool(), false);
+    nrm_resource *mr = track(host_pool(), false);
     CHECK_STR_EQ(describe(mr), "");
     void *a = allocate(mr, 1000), *b = allocate(mr, 100000);
     CHECK_EQ(tracked(mr), 101000);
@@ -80,7 +68,7 @@ TEST(what_does_not_fit_is_cut_and_the_size_says_how_much_there_is)
 {
     char text[8];
     size_t size = 0, whole = 0;
-    nrm_resource *mr = track(make_pool(), false);
+    nrm_resource *mr = track(host_pool(), false);
     void *ptr = allocate(mr, 1000);
     CHECK_OK(nrm_tracking_describe(mr, NULL, 0, &whole));
     CHECK_EQ(whole, strlen(describe(mr)) + 1);
@@ -94,7 +82,7 @@ TEST(what_does_not_fit_is_cut_and_the_size_says_how_much_there_is)
 
 TEST(the_stack_of_a_block_is_that_of_its_allocation)
 {
-    nrm_resource *mr = track(make_pool(), true);
+    nrm_resource *mr = track(host_pool(), true);
     void *ptr = allocate(mr, 1000);
     if (HAS_STACKS) {
         CHECK_STR_HAS(describe(mr), ": 1000 B : callstack:\n#0 in 0x");
@@ -113,7 +101,7 @@ TEST(the_stack_of_a_block_is_that_of_its_allocation)
 
 TEST(a_program_is_told_to_all_trackers_that_capture_and_to_no_other)
 {
-    nrm_resource *low = track(make_pool(), true);
+    nrm_resource *low = track(host_pool(), true);
     nrm_resource *mr = NULL;
     CHECK_OK(nrm_statistics_create(low, &mr));
     nrm_resource_release(low);
@@ -130,7 +118,7 @@ TEST(a_program_is_told_to_all_trackers_that_capture_and_to_no_other)
 
 TEST(only_what_came_through_it_counts)
 {
-    nrm_resource *pool = make_pool();
+    nrm_resource *pool = host_pool();
     nrm_resource_retain(pool);
     nrm_resource *mr = track(pool, false);
     void *before = allocate(pool, 1000), *through = allocate(mr, 500);
@@ -183,7 +171,7 @@ come_and_go(void *argument)
 TEST(threads_share_it)
 {
     struct worker workers[N_WORKERS];
-    nrm_resource *mr = track(make_pool(), true);
+    nrm_resource *mr = track(host_pool(), true);
     for (int i = 0; i < N_WORKERS; i++) {
         worker_start(&workers[i]);
         worker_ask(&workers[i], come_and_go, mr);
@@ -219,7 +207,7 @@ TEST(adaptors_hear_of_a_block_that_goes_back_later)
     CHECK_EQ(cuda.cuDevicePrimaryCtxRetain(&context, 0), NRM_CUDA_SUCCESS);
     CHECK_EQ(cuda.cuCtxSetCurrent(context), NRM_CUDA_SUCCESS);
     limit.allocation_limit = NRM__MIB;
-    nrm_resource *pool = make_pool();
+    nrm_resource *pool = host_pool();
     REQUIRE_OK(nrm_limiting_create(pool, &limit, &limiting));
     nrm_resource *tracking = track(limiting, false);
     nrm_resource *small = log_over(tracking, log_path(path, "later"));

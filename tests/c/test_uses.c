@@ -43,12 +43,6 @@ copy_from_device(struct program *program, void *ptr)
              NRM_CUDA_SUCCESS);
 }
 
-static void
-deallocate(struct program *program, void *ptr)
-{
-    CHECK_OK(nrm_resource_deallocate(program->pool, ptr, BLOCK, NULL));
-}
-
 /* ---- the promise ---- */
 
 TEST_EACH(a_block_with_a_copy_in_flight_is_not_handed_out, copies_kinds)
@@ -58,7 +52,7 @@ TEST_EACH(a_block_with_a_copy_in_flight_is_not_handed_out, copies_kinds)
     memset(first, 1, BLOCK);
     copies_hold(&program.copies);
     copies_to_device(&program.copies, first, BLOCK);
-    deallocate(&program, first);
+    deallocate(program.pool, first);
     for (int i = 0; i < 6; i++) {
         others[i] = allocate(program.pool, BLOCK);
         CHECK(others[i] != first);
@@ -67,7 +61,7 @@ TEST_EACH(a_block_with_a_copy_in_flight_is_not_handed_out, copies_kinds)
     copies_let_go(&program.copies);
     CHECK(copies_arrived(&program.copies, 1, BLOCK));
     for (int i = 0; i < 6; i++) {
-        deallocate(&program, others[i]);
+        deallocate(program.pool, others[i]);
     }
     /* With the GPU done it comes back: one of the blocks that fill what is reserved. */
     void *refill[16];
@@ -78,7 +72,7 @@ TEST_EACH(a_block_with_a_copy_in_flight_is_not_handed_out, copies_kinds)
     }
     CHECK(again);
     for (int i = 0; i < 16; i++) {
-        deallocate(&program, refill[i]);
+        deallocate(program.pool, refill[i]);
     }
     end(&program);
 }
@@ -92,13 +86,13 @@ TEST_EACH(the_same_program_with_immediate_reuse_shows_wrong_bytes, copies_kinds)
     memset(first, 1, BLOCK);
     copies_hold(&program.copies);
     copies_to_device(&program.copies, first, BLOCK);
-    deallocate(&program, first);
+    deallocate(program.pool, first);
     void *second = allocate(program.pool, BLOCK);
     CHECK(second == first);
     memset(second, 2, BLOCK);
     copies_let_go(&program.copies);
     CHECK(!copies_arrived(&program.copies, 1, BLOCK));
-    deallocate(&program, second);
+    deallocate(program.pool, second);
     end(&program);
 }
 
@@ -108,12 +102,12 @@ TEST_EACH(a_copy_to_the_host_does_not_write_over_a_later_block, copies_kinds)
     void *first = allocate(program.pool, BLOCK);
     copies_hold(&program.copies);
     copy_from_device(&program, first);
-    deallocate(&program, first);
+    deallocate(program.pool, first);
     unsigned char *second = allocate(program.pool, BLOCK);
     memset(second, 9, BLOCK);
     copies_let_go(&program.copies);
     CHECK(second[0] == 9 && memcmp(second, second + 1, BLOCK - 1) == 0);
-    deallocate(&program, second);
+    deallocate(program.pool, second);
     end(&program);
 }
 
@@ -121,11 +115,11 @@ TEST_EACH(an_idle_gpu_gives_the_same_block_back, copies_kinds)
 {
     struct program program = begin(NULL, row, NULL);
     void *first = allocate(program.pool, BLOCK);
-    deallocate(&program, first);
+    deallocate(program.pool, first);
     for (int i = 0; i < 100; i++) {
         void *ptr = allocate(program.pool, BLOCK);
         CHECK(ptr == first);
-        deallocate(&program, ptr);
+        deallocate(program.pool, ptr);
     }
     end(&program);
 }
@@ -139,7 +133,7 @@ TEST(small_blocks_rotate_through_about_an_epoch_of_memory)
         void *ptr = allocate(program.pool, 65536);
         lowest = nrm__min(lowest, (uintptr_t)ptr);
         highest = nrm__max(highest, (uintptr_t)ptr);
-        deallocate(&program, ptr);
+        deallocate(program.pool, ptr);
     }
     CHECK_LE(highest - lowest, 2 * NRM__MIB);
     uint64_t records = sim.call_count("cuCtxRecordEvent") - before;
@@ -157,7 +151,7 @@ TEST_EACH(freeing_calls_the_driver_never, copies_kinds)
     copies_to_device(&program.copies, pooled, BLOCK);
     copy_from_device(&program, bare);
     uint64_t before = sim.call_count(NULL);
-    deallocate(&program, pooled);
+    deallocate(program.pool, pooled);
     CHECK_OK(nrm_resource_deallocate(program.copies.source, bare, BLOCK, NULL));
     /* The background thread may query, and does nothing else. */
     uint64_t queries = sim.call_count("cuEventQuery");
@@ -178,7 +172,7 @@ TEST_EACH(a_pool_that_dies_unmaps_nothing_that_is_in_use, copies_kinds)
     memset(ptr, 7, BLOCK);
     copies_hold(&program.copies);
     copies_to_device(&program.copies, ptr, BLOCK);
-    deallocate(&program, ptr);
+    deallocate(program.pool, ptr);
     nrm_resource_release(program.pool);
     CHECK_EQ(nrm__retired_drain(1000000), 0u);
     CHECK(!nrm__retired_is_empty());
@@ -196,7 +190,7 @@ TEST_EACH(trim_gives_nothing_back_that_is_in_use, copies_kinds)
     memset(ptr, 7, BLOCK);
     copies_hold(&program.copies);
     copies_to_device(&program.copies, ptr, BLOCK);
-    deallocate(&program, ptr);
+    deallocate(program.pool, ptr);
     CHECK_OK(nrm_resource_trim(program.pool, 0, &given));
     CHECK_EQ(given, 0u);
     copies_let_go(&program.copies);
@@ -214,12 +208,12 @@ TEST_EACH(a_large_block_that_lies_idle_goes_back_when_the_gpu_is_done, copies_ki
     void *large = allocate(program.pool, 100 * NRM__MIB);
     copies_hold(&program.copies);
     copies_to_device(&program.copies, large, BLOCK);
-    deallocate(&program, large);
-    deallocate(&program, allocate(program.pool, BLOCK));
+    deallocate(program.pool, large);
+    deallocate(program.pool, allocate(program.pool, BLOCK));
     CHECK_GE(reserved_nbytes(program.pool), 100 * (int64_t)NRM__MIB);
     copies_let_go(&program.copies);
-    deallocate(&program, allocate(program.pool, BLOCK));
-    deallocate(&program, allocate(program.pool, BLOCK));
+    deallocate(program.pool, allocate(program.pool, BLOCK));
+    deallocate(program.pool, allocate(program.pool, BLOCK));
     CHECK_LT(reserved_nbytes(program.pool), 100 * (int64_t)NRM__MIB);
     CHECK(nrm__retired_is_empty());
     end(&program);
@@ -238,8 +232,8 @@ TEST_EACH(a_cut_off_tail_waits_for_the_gpu_too, copies_kinds)
     memset(other, 4, BLOCK / 2);
     copies_let_go(&program.copies);
     CHECK(copies_arrived(&program.copies, 3, BLOCK));
-    deallocate(&program, ptr);
-    deallocate(&program, other);
+    deallocate(program.pool, ptr);
+    deallocate(program.pool, other);
     end(&program);
 }
 
@@ -256,12 +250,12 @@ TEST_EACH(every_active_device_is_asked, copies_kinds)
     copies_hold(&second.copies);
     copies_to_device(&second.copies, ptr, BLOCK);
     CHECK_EQ(cuda.cuCtxSetCurrent(program.copies.context), NRM_CUDA_SUCCESS);
-    deallocate(&program, ptr);
+    deallocate(program.pool, ptr);
     for (int i = 0; i < 4; i++) {
         other = allocate(program.pool, BLOCK);
         CHECK(other != ptr);
         memset(other, 6, BLOCK);
-        deallocate(&program, other);
+        deallocate(program.pool, other);
     }
     CHECK_EQ(cuda.cuCtxSetCurrent(second.copies.context), NRM_CUDA_SUCCESS);
     copies_let_go(&second.copies);
@@ -278,12 +272,12 @@ TEST(the_callers_context_is_left_as_it_was)
     nrm_CUcontext current;
     copies_start_on(&second.copies, 1);
     for (int i = 0; i < 20; i++) {
-        deallocate(&program, allocate(program.pool, BLOCK));
+        deallocate(program.pool, allocate(program.pool, BLOCK));
     }
     CHECK_EQ(cuda.cuCtxGetCurrent(&current), NRM_CUDA_SUCCESS);
     CHECK(current == second.copies.context);
     CHECK_EQ(cuda.cuCtxSetCurrent(NULL), NRM_CUDA_SUCCESS);
-    deallocate(&program, allocate(program.pool, 100 * NRM__MIB));
+    deallocate(program.pool, allocate(program.pool, 100 * NRM__MIB));
     CHECK_EQ(cuda.cuCtxGetCurrent(&current), NRM_CUDA_SUCCESS);
     CHECK(current == NULL);
     end(&program);
@@ -301,15 +295,15 @@ TEST(a_full_pool_says_what_it_waits_for)
     void *third = NULL;
     copies_hold(&program.copies);
     copies_to_device(&program.copies, first, BLOCK);
-    deallocate(&program, first);
+    deallocate(program.pool, first);
     CHECK_STATUS(nrm_resource_allocate(program.pool, BLOCK, 0, NULL, &third),
                  NRM_OUT_OF_MEMORY);
     CHECK_STR_HAS(nrm_last_error()->message, "2 MiB freed but not done on the GPU");
     copies_let_go(&program.copies);
     REQUIRE_OK(nrm_resource_allocate(program.pool, BLOCK, 0, NULL, &third));
     CHECK(third == first);
-    deallocate(&program, second);
-    deallocate(&program, third);
+    deallocate(program.pool, second);
+    deallocate(program.pool, third);
     end(&program);
 }
 
@@ -323,12 +317,12 @@ TEST(on_exhausted_wait_waits_as_long_as_it_takes)
     void *first = allocate(program.pool, BLOCK), *second = NULL;
     copies_hold(&program.copies);
     copies_to_device(&program.copies, first, BLOCK);
-    deallocate(&program, first);
+    deallocate(program.pool, first);
     pthread_create(&thread, NULL, simulator_release_later, program.copies.stream);
     CHECK_OK(nrm_resource_allocate(program.pool, BLOCK, 0, NULL, &second));
     CHECK(second == first);
     pthread_join(thread, NULL);
-    deallocate(&program, second);
+    deallocate(program.pool, second);
     end(&program);
 }
 
@@ -339,12 +333,12 @@ TEST(an_endless_kernel_makes_one_allocation_wait)
     copies_hold(&program.copies);
     void *ptr = allocate(program.pool, BLOCK);
     copies_to_device(&program.copies, ptr, BLOCK);
-    deallocate(&program, ptr);
+    deallocate(program.pool, ptr);
     for (int i = 0; i < 60; i++) {
         uint64_t start = nrm__clock_ns();
         ptr = allocate(program.pool, BLOCK);
         longest = nrm__max(longest, nrm__clock_ns() - start);
-        deallocate(&program, ptr);
+        deallocate(program.pool, ptr);
     }
     total = nrm__clock_ns() - total;
     struct nrm__epoch_counts counts;
@@ -374,7 +368,7 @@ TEST(a_gpu_slower_than_the_program_makes_it_wait_and_memory_stays_bounded)
                                        (void *)(uintptr_t)TURN_NS),
                  NRM_CUDA_SUCCESS);
         copies_to_device(&program.copies, ptr, BLOCK);
-        deallocate(&program, ptr);
+        deallocate(program.pool, ptr);
     }
     CHECK_LE(reserved_nbytes(program.pool), 192 * (int64_t)NRM__MIB);
     CHECK_EQ(cuda.cuStreamSynchronize(program.copies.stream), NRM_CUDA_SUCCESS);
@@ -392,12 +386,12 @@ TEST(without_cuCtxRecordEvent_an_epoch_closes_by_a_synchronisation)
     void *first = allocate(program.pool, BLOCK);
     memset(first, 1, BLOCK);
     copies_to_device(&program.copies, first, BLOCK);
-    deallocate(&program, first);
+    deallocate(program.pool, first);
     void *second = allocate(program.pool, BLOCK);
     memset(second, 2, BLOCK);
     CHECK(copies_arrived(&program.copies, 1, BLOCK));
     CHECK_GE(sim.call_count("cuCtxSynchronize"), 1u);
-    deallocate(&program, second);
+    deallocate(program.pool, second);
     end(&program);
 }
 
@@ -410,19 +404,19 @@ TEST_EACH(a_capture_on_a_blocking_stream_survives_allocations, modes)
 {
     struct program program = begin(NULL, &copies_kinds[0], NULL);
     void *ptr = allocate(program.pool, BLOCK);
-    deallocate(&program, ptr);
+    deallocate(program.pool, ptr);
     nrm_CUstream stream = simulator_begin_capture(0, row->mode);
     uint64_t before = sim.call_count("cuCtxRecordEvent");
     for (int i = 0; i < 5; i++) {
         ptr = allocate(program.pool,
                        40 * NRM__MIB); /* grows: parks, but records nothing */
-        deallocate(&program, ptr);
+        deallocate(program.pool, ptr);
     }
     CHECK_EQ(sim.call_count("cuCtxRecordEvent"), before);
     CHECK_EQ(simulator_end_capture(stream), NRM_CUDA_SUCCESS);
     ptr = allocate(program.pool, BLOCK);
     CHECK_GT(sim.call_count("cuCtxRecordEvent"), before);
-    deallocate(&program, ptr);
+    deallocate(program.pool, ptr);
     end(&program);
 }
 
@@ -431,15 +425,15 @@ TEST(a_capture_that_cannot_be_seen_costs_one_warning_and_ends_the_records)
     char text[400];
     struct program program = begin(NULL, &copies_kinds[0], NULL);
     void *ptr = allocate(program.pool, BLOCK);
-    deallocate(&program, ptr);
+    deallocate(program.pool, ptr);
     nrm_CUstream stream = simulator_begin_capture(1, 0); /* non-blocking */
-    deallocate(&program, allocate(program.pool, BLOCK));
+    deallocate(program.pool, allocate(program.pool, BLOCK));
     CHECK_NE(simulator_end_capture(stream), NRM_CUDA_SUCCESS);
     REQUIRE(nrm__warning_take(text, sizeof text));
     CHECK_STR_HAS(text, "capture");
     uint64_t before = sim.call_count("cuCtxRecordEvent");
     stream = simulator_begin_capture(1, 0);
-    deallocate(&program, allocate(program.pool, BLOCK));
+    deallocate(program.pool, allocate(program.pool, BLOCK));
     CHECK_EQ(simulator_end_capture(stream), NRM_CUDA_SUCCESS);
     CHECK_EQ(sim.call_count("cuCtxRecordEvent"), before);
     CHECK(!nrm__warning_take(text, sizeof text));
@@ -458,12 +452,12 @@ TEST(a_failing_record_hands_nothing_out)
     void *first = allocate(program.pool, BLOCK);
     copies_hold(&program.copies);
     copies_to_device(&program.copies, first, BLOCK);
-    deallocate(&program, first);
+    deallocate(program.pool, first);
     CHECK_EQ(sim.fail("cuCtxRecordEvent", 1, NRM_CUDA_ERROR_OUT_OF_MEMORY, 3), 0);
     for (int i = 0; i < 6; i++) {
         void *ptr = allocate(program.pool, BLOCK);
         CHECK(ptr != first);
-        deallocate(&program, ptr);
+        deallocate(program.pool, ptr);
     }
     copies_let_go(&program.copies);
     end(&program);
@@ -476,7 +470,7 @@ TEST(a_sticky_error_ends_the_reuse_until_a_reset)
     struct program program = begin(NULL, &copies_kinds[0], NULL);
     nrm_CUdevice device;
     void *first = allocate(program.pool, BLOCK);
-    deallocate(&program, first);
+    deallocate(program.pool, first);
     CHECK_EQ(sim.set_sticky(0, NRM_CUDA_ERROR_ILLEGAL_ADDRESS), 0);
     CHECK_STATUS(nrm_resource_allocate(program.pool, BLOCK, 0, NULL, &ptr),
                  NRM_DEVICE_LOST);
@@ -491,7 +485,7 @@ TEST(a_sticky_error_ends_the_reuse_until_a_reset)
              NRM_CUDA_SUCCESS);
     CHECK_EQ(cuda.cuCtxSetCurrent(program.copies.context), NRM_CUDA_SUCCESS);
     REQUIRE_OK(nrm_resource_allocate(program.pool, BLOCK, 0, NULL, &ptr));
-    deallocate(&program, ptr);
+    deallocate(program.pool, ptr);
     end(&program);
 }
 
@@ -503,7 +497,7 @@ TEST(after_a_reset_memory_is_page_locked_anew_and_live_bytes_are_kept)
     memset(live, 42, BLOCK);
     copies_hold(&program.copies);
     copies_to_device(&program.copies, freed, BLOCK);
-    deallocate(&program, freed);
+    deallocate(program.pool, freed);
     CHECK(is_page_locked(live));
     CHECK_EQ(cuda.cuDeviceGet(&device, 0), NRM_CUDA_SUCCESS);
     CHECK_EQ(cuda.cuDevicePrimaryCtxReset(device), NRM_CUDA_SUCCESS);
@@ -511,8 +505,8 @@ TEST(after_a_reset_memory_is_page_locked_anew_and_live_bytes_are_kept)
     CHECK(is_page_locked(ptr));
     CHECK(is_page_locked(live));
     CHECK_EQ(((unsigned char *)live)[BLOCK - 1], 42);
-    deallocate(&program, ptr);
-    deallocate(&program, live);
+    deallocate(program.pool, ptr);
+    deallocate(program.pool, live);
     CHECK_EQ(cuda.cuDevicePrimaryCtxRetain(&program.copies.context, device),
              NRM_CUDA_SUCCESS);
     CHECK_EQ(cuda.cuCtxSetCurrent(program.copies.context), NRM_CUDA_SUCCESS);
@@ -592,7 +586,7 @@ TEST(a_forked_child_reads_what_it_inherits_and_never_calls_the_driver)
     memset(inherited, 11, BLOCK);
     CHECK_IN_CHILD(allocate_in_child);
     CHECK(is_page_locked(inherited));
-    deallocate(&shared, inherited);
+    deallocate(shared.pool, inherited);
     end(&shared);
 }
 
