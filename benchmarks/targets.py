@@ -207,7 +207,7 @@ def _rows(
 def _compare(target: Target, case: Record, way: str, asked: float) -> Record:
     if way in case["failed"]:
         return _row(target, case["name"], way, asked, None, case["failed"][way])
-    value = _figure(case["ways"][way], target.figure)
+    value = figure(case["ways"][way], target.figure)
     if value is None:
         return _row(target, case["name"], way, asked, None, "there is no such figure")
     best = _best(target, case)
@@ -218,7 +218,7 @@ def _compare(target: Target, case: Record, way: str, asked: float) -> Record:
     return _row(target, case["name"], way, asked, value / below, against=name)
 
 
-def _figure(found: Record, name: str) -> float | None:
+def figure(found: Record, name: str) -> float | None:
     value: float | None = found.get(name, found["extra"].get(name))
     return value
 
@@ -231,7 +231,7 @@ def _best(target: Target, case: Record) -> tuple[str, float] | None:
         (value, way)
         for way, found in case["ways"].items()
         if any(re.fullmatch(pattern, way) for pattern in target.against)
-        and (value := _figure(found, target.figure))
+        and (value := figure(found, target.figure))
     ]
     if not figures:
         return None

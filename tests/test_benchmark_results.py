@@ -136,3 +136,24 @@ def test_every_target_is_about_a_table_that_is_measured(targets: Any) -> None:
 
     measured = {f"{suite_name}/{case}" for suite_name, case, _ in run.ALL}
     assert {target.table for target in targets.TARGETS} == measured
+
+
+def test_the_page_has_the_figures_of_the_files(modules: Callable[[str], Any]) -> None:
+    summary = modules("summary")
+    assert summary.page() == summary.PAGE.read_text(), "run benchmarks/summary.py"
+
+
+def test_a_figure_of_the_page_is_that_of_the_last_run(
+    modules: Callable[[str], Any],
+) -> None:
+    summary = modules("summary")
+    (line,) = (x for x in summary.of_suite("device") if "hot pair, device" in x)
+    (table,) = (
+        table
+        for table in summary.read("last_pinned")["tables"]
+        if (table["suite"], table["key"]) == ("device", "c_pair")
+    )
+    (case,) = table["cases"]
+    median = case["ways"]["numpy_rmm"]["median"]
+    assert f"| ≤ 12 | {median:.3g} |" in line
+    assert line.endswith("| missed | `last_pinned` |")
