@@ -14,6 +14,28 @@ visible_ordinal(int device)
     return ordinal;
 }
 
+/* The memory around an address: a range, or a piece of a pool. */
+struct place {
+    int device; /* -1: reserved, and nothing is there */
+    uintptr_t start;
+    size_t nbytes;
+};
+
+/* False: there is none that a pointer may name. */
+static bool
+find_place(const struct sim_range *range, uintptr_t ptr, struct place *out)
+{
+    *out = (struct place){
+        .device = range->kind == SIM_VIRTUAL ? sim_virtual_device(range, ptr)
+                                             : range->context->ordinal,
+        .start = range->start,
+        .nbytes = range->nbytes,
+    };
+    return range->kind != SIM_PHYSICAL &&
+           (range->pool == NULL ||
+            sim_pool_piece(range, ptr, &out->start, &out->nbytes));
+}
+
 static nrm_CUresult
 get_attribute(const struct sim_range *range, nrm_CUpointer_attribute attribute,
               uintptr_t ptr, void *value)
@@ -21,13 +43,9 @@ get_attribute(const struct sim_range *range, nrm_CUpointer_attribute attribute,
     bool on_host = range->kind == SIM_HOST || range->kind == SIM_REGISTERED;
     bool names_range = attribute == NRM_CU_POINTER_ATTRIBUTE_RANGE_START_ADDR ||
                        attribute == NRM_CU_POINTER_ATTRIBUTE_RANGE_SIZE;
-    int device = range->kind == SIM_VIRTUAL ? sim_virtual_device(range, ptr)
-                                            : range->context->ordinal;
-    uintptr_t start = range->start;
-    size_t nbytes = range->nbytes;
-    if (range->kind == SIM_PHYSICAL || (device < 0 && !names_range) ||
-        (range->pool != NULL && !sim_pool_piece(range, ptr, &start, &nbytes))) {
-        return NRM_CUDA_ERROR_INVALID_VALUE; /* reserved, and nothing is there */
+    struct place place;
+    if (!find_place(range, ptr, &place) || (place.device < 0 && !names_range)) {
+        return NRM_CUDA_ERROR_INVALID_VALUE;
     }
     switch (attribute) {
     case NRM_CU_POINTER_ATTRIBUTE_CONTEXT:
@@ -50,13 +68,13 @@ get_attribute(const struct sim_range *range, nrm_CUpointer_attribute attribute,
         *(unsigned int *)value = range->kind == SIM_MANAGED;
         return NRM_CUDA_SUCCESS;
     case NRM_CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
-        *(int *)value = visible_ordinal(device);
+        *(int *)value = visible_ordinal(place.device);
         return NRM_CUDA_SUCCESS;
     case NRM_CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-        memcpy(value, &start, sizeof start);
+        memcpy(value, &place.start, sizeof place.start);
         return NRM_CUDA_SUCCESS;
     case NRM_CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-        memcpy(value, &nbytes, sizeof nbytes);
+        memcpy(value, &place.nbytes, sizeof place.nbytes);
         return NRM_CUDA_SUCCESS;
     }
     return NRM_CUDA_ERROR_NOT_SUPPORTED;

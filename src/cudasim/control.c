@@ -278,23 +278,18 @@ count_ranges(enum sim_range_kind kind, uint64_t *count, uint64_t *nbytes)
     }
 }
 
-int
-nrm_cudasim_outstanding(int what, uint64_t *count, uint64_t *nbytes)
+static const enum sim_range_kind kinds[] = {
+    [NRM_CUDASIM_REGISTRATIONS] = SIM_REGISTERED,
+    [NRM_CUDASIM_HOST_ALLOCATIONS] = SIM_HOST,
+    [NRM_CUDASIM_MANAGED_ALLOCATIONS] = SIM_MANAGED,
+    [NRM_CUDASIM_DEVICE_ALLOCATIONS] = SIM_DEVICE,
+    [NRM_CUDASIM_RESERVATIONS] = SIM_VIRTUAL,
+    [NRM_CUDASIM_PHYSICAL] = SIM_PHYSICAL,
+};
+
+static void
+count_locked(int what, uint64_t *count, uint64_t *nbytes)
 {
-    static const enum sim_range_kind kinds[] = {
-        [NRM_CUDASIM_REGISTRATIONS] = SIM_REGISTERED,
-        [NRM_CUDASIM_HOST_ALLOCATIONS] = SIM_HOST,
-        [NRM_CUDASIM_MANAGED_ALLOCATIONS] = SIM_MANAGED,
-        [NRM_CUDASIM_DEVICE_ALLOCATIONS] = SIM_DEVICE,
-        [NRM_CUDASIM_RESERVATIONS] = SIM_VIRTUAL,
-        [NRM_CUDASIM_PHYSICAL] = SIM_PHYSICAL,
-    };
-    if (what < 0 || what >= NRM_CUDASIM_N_WHATS) {
-        return NRM_CUDA_ERROR_INVALID_VALUE;
-    }
-    *count = 0;
-    *nbytes = 0;
-    sim_lock();
     switch (what) {
     case NRM_CUDASIM_STREAMS:
         *count = sim_streams.n_live;
@@ -323,6 +318,18 @@ nrm_cudasim_outstanding(int what, uint64_t *count, uint64_t *nbytes)
     default:
         count_ranges(kinds[what], count, nbytes);
     }
+}
+
+int
+nrm_cudasim_outstanding(int what, uint64_t *count, uint64_t *nbytes)
+{
+    if (what < 0 || what >= NRM_CUDASIM_N_WHATS) {
+        return NRM_CUDA_ERROR_INVALID_VALUE;
+    }
+    *count = 0;
+    *nbytes = 0;
+    sim_lock();
+    count_locked(what, count, nbytes);
     sim_unlock();
     return NRM_CUDA_SUCCESS;
 }

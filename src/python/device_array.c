@@ -123,9 +123,10 @@ device_array_of_shape(struct module_state *state, PyTypeObject *type, int n_dims
     return self;
 }
 
-PyObject *
-device_array_make(struct module_state *state, PyTypeObject *type, PyObject *shape,
-                  PyObject *dtype, bool is_fortran, PyObject *stream, PyObject *mr)
+/* The same of `shape`, an int or a sequence of them. */
+static PyObject *
+make_from(struct module_state *state, PyTypeObject *type, PyObject *shape,
+          PyObject *dtype, bool is_fortran, PyObject *stream, PyObject *mr)
 {
     PyArray_Dims dims = {NULL, 0};
     if (PyArray_IntpConverter(shape, &dims) != NPY_SUCCEED) {
@@ -237,8 +238,8 @@ array_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
         read_order(values[2], &is_fortran) < 0) {
         return NULL;
     }
-    return device_array_make(state, type, values[0], values[1], is_fortran, values[3],
-                             values[4]);
+    return make_from(state, type, values[0], values[1], is_fortran, values[3],
+                     values[4]);
 }
 
 /* ---- life ---- */

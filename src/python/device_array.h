@@ -29,14 +29,9 @@ extern PyGetSetDef device_array_getset[];
 extern PyMethodDef device_array_functions[];
 
 /*
- * A new one of unknown content, of `type`: `shape` an int or a sequence of them, `dtype` what
- * numpy.dtype takes (NULL: float64); `stream` and `mr` as device_memory_init takes them.
+ * A new one of unknown content, of `type`: `dtype` what numpy.dtype takes (NULL: float64);
+ * `stream` and `mr` as device_memory_init takes them.
  */
-PyObject *device_array_make(struct module_state *state, PyTypeObject *type,
-                            PyObject *shape, PyObject *dtype, bool is_fortran,
-                            PyObject *stream, PyObject *mr);
-
-/* The same of a shape that is known. */
 PyObject *device_array_of_shape(struct module_state *state, PyTypeObject *type,
                                 int n_dims, const Py_ssize_t *shape, PyObject *dtype,
                                 bool is_fortran, PyObject *stream, PyObject *mr);

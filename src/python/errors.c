@@ -180,8 +180,9 @@ errors_raise(struct module_state *state, nrm_status status)
 
 /* ---- telling ---- */
 
-PyObject *
-errors_info(struct module_state *state, const nrm_error *error)
+/* An ErrorInfo, or None where the record is empty. */
+static PyObject *
+info_of(struct module_state *state, const nrm_error *error)
 {
     if (error->status == NRM_OK) {
         Py_RETURN_NONE;
@@ -225,7 +226,7 @@ static PyObject *
 last_error(PyObject *module, PyObject *Py_UNUSED(unused))
 {
     nrm_error error = *nrm_last_error();
-    return errors_info(module_state(module), &error);
+    return info_of(module_state(module), &error);
 }
 
 static PyObject *
@@ -234,7 +235,7 @@ lost_error(PyObject *module, PyObject *Py_UNUSED(unused))
     nrm_error error;
     uint64_t count;
     nrm__lost_error_get(&error, &count);
-    PyObject *info = errors_info(module_state(module), &error);
+    PyObject *info = info_of(module_state(module), &error);
     return info == NULL ? NULL : Py_BuildValue("NK", info, (unsigned long long)count);
 }
 

@@ -30,9 +30,6 @@ errors_begin_call(void)
     return __builtin_expect(is_quiet, 1) ? 0 : errors_begin_busy_call();
 }
 
-/* An ErrorInfo, or None where the record is empty. */
-PyObject *errors_info(struct module_state *state, const nrm_error *error);
-
 /* last_error(), _lost_error() and _show_warnings(). */
 extern PyMethodDef errors_methods[];
 

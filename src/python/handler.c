@@ -240,17 +240,14 @@ make_route(struct module_state *state, const struct handler_options *options,
     return 0;
 }
 
-PyObject *
-handler_create(struct module_state *state, const struct handler_options *options)
+/* NULL with an exception. */
+static struct handler *
+make_handler(struct module_state *state, const struct handler_options *options)
 {
-    if (check_resource(options->resource, "a handler", false) < 0 ||
-        (options->fallback != NULL &&
-         check_resource(options->fallback, "the fallback of a handler", true) < 0)) {
-        return NULL;
-    }
     struct handler *self = PyMem_RawCalloc(1, sizeof *self);
     if (self == NULL) {
-        return PyErr_NoMemory();
+        (void)PyErr_NoMemory();
+        return NULL;
     }
     if (make_route(state, options, &self->route) < 0) {
         PyMem_RawFree(self);
@@ -272,6 +269,21 @@ handler_create(struct module_state *state, const struct handler_options *options
         .free = handler_free,
     };
     write_name(self);
+    return self;
+}
+
+PyObject *
+handler_create(struct module_state *state, const struct handler_options *options)
+{
+    if (check_resource(options->resource, "a handler", false) < 0 ||
+        (options->fallback != NULL &&
+         check_resource(options->fallback, "the fallback of a handler", true) < 0)) {
+        return NULL;
+    }
+    struct handler *self = make_handler(state, options);
+    if (self == NULL) {
+        return NULL;
+    }
     PyObject *capsule = PyCapsule_New(self, HANDLER_CAPSULE_NAME, destroy_capsule);
     if (capsule == NULL) {
         nrm_resource_release(self->route);

@@ -305,57 +305,87 @@ check_counters(nrm_resource *mr, const struct expected *expected)
 
 #define N_COUNTED 64
 
+struct walk {
+    nrm_resource *route, *pool;
+    struct expected of_route, of_pool;
+    uint64_t seed;
+};
+
+struct walked {
+    void *ptr;
+    size_t nbytes;
+    bool routed;
+};
+
+static nrm_resource *
+through(const struct walk *walk, const struct walked *block)
+{
+    return block->routed ? walk->route : walk->pool;
+}
+
+static void
+walk_in(struct walk *walk, struct walked *block, size_t nbytes)
+{
+    block->routed = next_random(&walk->seed) % 4 != 0;
+    block->nbytes = nbytes;
+    block->ptr = allocate(through(walk, block), nbytes);
+    expect_in(&walk->of_pool, nbytes);
+    if (block->routed) {
+        expect_in(&walk->of_route, nbytes);
+    }
+}
+
+static void
+walk_resize(struct walk *walk, struct walked *block, size_t nbytes)
+{
+    void *before = block->ptr;
+    CHECK_OK(nrm_resource_reallocate(through(walk, block), before, nbytes, 0, NULL,
+                                     &block->ptr));
+    bool moved = before != block->ptr;
+    expect_resize(&walk->of_pool, block->nbytes, nbytes, moved);
+    if (block->routed) {
+        expect_resize(&walk->of_route, block->nbytes, nbytes, moved);
+    }
+    block->nbytes = nbytes;
+}
+
+static void
+walk_out(struct walk *walk, struct walked *block)
+{
+    deallocate(through(walk, block), block->ptr);
+    expect_out(&walk->of_pool, block->nbytes);
+    if (block->routed) {
+        expect_out(&walk->of_route, block->nbytes);
+    }
+    block->ptr = NULL;
+}
+
 /* A walk of one thread through the route and, at times, past it through the pool. */
 static void
 walk_and_count(nrm_resource *route, nrm_resource *pool, uint64_t seed)
 {
-    struct {
-        void *ptr;
-        size_t nbytes;
-        bool routed;
-    } blocks[N_COUNTED] = {0};
-    struct expected of_route = {0}, of_pool = {0};
+    struct walk walk = {.route = route, .pool = pool, .seed = seed};
+    struct walked blocks[N_COUNTED] = {0};
     for (int step = 0; step < 4000; step++) {
-        size_t i = next_random(&seed) % N_COUNTED;
+        struct walked *block = &blocks[next_random(&walk.seed) % N_COUNTED];
         size_t nbytes =
-            1 + next_random(&seed) % (next_random(&seed) % 4 ? 3000 : 900000);
-        if (blocks[i].ptr == NULL) {
-            blocks[i].routed = next_random(&seed) % 4 != 0;
-            blocks[i].nbytes = nbytes;
-            blocks[i].ptr = allocate(blocks[i].routed ? route : pool, nbytes);
-            expect_in(&of_pool, nbytes);
-            if (blocks[i].routed) {
-                expect_in(&of_route, nbytes);
+            1 + next_random(&walk.seed) % (next_random(&walk.seed) % 4 ? 3000 : 900000);
+        if (block->ptr == NULL) {
+            walk_in(&walk, block, nbytes);
+        }
+        else if (next_random(&walk.seed) % 3 == 0) {
+            walk_resize(&walk, block, nbytes);
+        }
+        else {
+            walk_out(&walk, block);
+            if (step % 16 == 0) {
+                check_counters(route, &walk.of_route);
+                check_counters(pool, &walk.of_pool);
             }
-            continue;
-        }
-        nrm_resource *mr = blocks[i].routed ? route : pool;
-        if (next_random(&seed) % 3 == 0) {
-            void *before = blocks[i].ptr;
-            CHECK_OK(
-                nrm_resource_reallocate(mr, before, nbytes, 0, NULL, &blocks[i].ptr));
-            bool moved = before != blocks[i].ptr;
-            expect_resize(&of_pool, blocks[i].nbytes, nbytes, moved);
-            if (blocks[i].routed) {
-                expect_resize(&of_route, blocks[i].nbytes, nbytes, moved);
-            }
-            blocks[i].nbytes = nbytes;
-            continue;
-        }
-        CHECK_OK(nrm_resource_deallocate(mr, blocks[i].ptr, 0, NULL));
-        expect_out(&of_pool, blocks[i].nbytes);
-        if (blocks[i].routed) {
-            expect_out(&of_route, blocks[i].nbytes);
-        }
-        blocks[i].ptr = NULL;
-        if (step % 16 == 0) {
-            check_counters(route, &of_route);
-            check_counters(pool, &of_pool);
         }
     }
     for (size_t i = 0; i < N_COUNTED; i++) {
-        CHECK_OK(nrm_resource_deallocate(blocks[i].routed ? route : pool, blocks[i].ptr,
-                                         0, NULL));
+        deallocate(through(&walk, &blocks[i]), blocks[i].ptr);
     }
 }
 

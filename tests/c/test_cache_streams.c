@@ -225,47 +225,69 @@ TEST(nothing_is_kept_or_handed_out_while_a_capture_is_announced)
 
 /* ---- counters ---- */
 
+struct streamed {
+    void *ptr;
+    size_t nbytes;
+    nrm_stream *stream;
+};
+
+static void
+take_counted(struct streamed *block, nrm_statistics *expected)
+{
+    REQUIRE_OK(
+        nrm_resource_allocate(pool, block->nbytes, 0, block->stream, &block->ptr));
+    expected->current_bytes += (int64_t)block->nbytes;
+    expected->total_bytes += (int64_t)block->nbytes;
+    expected->current_count++;
+    expected->total_count++;
+    if (expected->current_bytes > expected->peak_bytes) {
+        expected->peak_bytes = expected->current_bytes;
+    }
+}
+
+static void
+give_counted(struct streamed *block, nrm_statistics *expected)
+{
+    CHECK_OK(nrm_resource_deallocate(pool, block->ptr, 0, block->stream));
+    block->ptr = NULL;
+    expected->current_bytes -= (int64_t)block->nbytes;
+    expected->current_count--;
+}
+
+static void
+check_counted(const nrm_statistics *expected)
+{
+    nrm_statistics statistics = {0};
+    CHECK_OK(nrm_resource_statistics(pool, &statistics));
+    CHECK_EQ(statistics.current_bytes, expected->current_bytes);
+    CHECK_EQ(statistics.current_count, expected->current_count);
+    CHECK_EQ(statistics.peak_bytes, expected->peak_bytes);
+    CHECK_EQ(statistics.total_bytes, expected->total_bytes);
+    CHECK_EQ(statistics.total_count, expected->total_count);
+}
+
 TEST(kept_blocks_of_streams_are_counted_exactly)
 {
     enum { N = 48, N_STEPS = 6000 };
-    struct {
-        void *ptr;
-        size_t nbytes;
-        nrm_stream *stream;
-    } blocks[N] = {0};
+    struct streamed blocks[N] = {0};
+    nrm_statistics expected = {0};
     start(0);
     nrm_stream *own[] = {new_stream(), nrm_stream_default(), new_stream(), NULL};
-    int64_t bytes = 0, count = 0, peak = 0, total = 0, n = 0;
     uint64_t random = 3;
     for (int step = 0; step < N_STEPS; step++) {
-        size_t i = next_random(&random) % N;
-        if (blocks[i].ptr != NULL) {
-            CHECK_OK(nrm_resource_deallocate(pool, blocks[i].ptr, 0, blocks[i].stream));
-            blocks[i].ptr = NULL;
-            bytes -= (int64_t)blocks[i].nbytes;
-            count--;
+        struct streamed *block = &blocks[next_random(&random) % N];
+        if (block->ptr != NULL) {
+            give_counted(block, &expected);
         }
         else {
-            blocks[i].nbytes = 1 + next_random(&random) % 8 * 700;
-            blocks[i].stream = own[next_random(&random) % 4];
-            REQUIRE_OK(nrm_resource_allocate(pool, blocks[i].nbytes, 0,
-                                             blocks[i].stream, &blocks[i].ptr));
-            bytes += (int64_t)blocks[i].nbytes;
-            total += (int64_t)blocks[i].nbytes;
-            peak = bytes > peak ? bytes : peak;
-            count++;
-            n++;
+            block->nbytes = 1 + next_random(&random) % 8 * 700;
+            block->stream = own[next_random(&random) % 4];
+            take_counted(block, &expected);
         }
         if (step % 500 == 250) {
             CHECK_OK(nrm_resource_trim(pool, 0, NULL));
         }
-        nrm_statistics statistics;
-        REQUIRE_OK(nrm_resource_statistics(pool, &statistics));
-        CHECK_EQ(statistics.current_bytes, bytes);
-        CHECK_EQ(statistics.current_count, count);
-        CHECK_EQ(statistics.peak_bytes, peak);
-        CHECK_EQ(statistics.total_bytes, total);
-        CHECK_EQ(statistics.total_count, n);
+        check_counted(&expected);
     }
     CHECK_GT(n_kept(pool), 0u);
     for (size_t i = 0; i < N; i++) {
