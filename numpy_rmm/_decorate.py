@@ -14,7 +14,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def check_function(function: object, why_no_generator: str) -> None:
+def check_function(function: Any, why_no_generator: str) -> None:
     """Raise TypeError for what is no function, or runs in parts."""
     if not callable(function):
         raise TypeError(f"a function is needed, not {type(function).__name__}")
