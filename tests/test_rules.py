@@ -125,53 +125,57 @@ def entry_points() -> dict[str, tuple[str, int, str]]:
     return {name: (symbol, int(n), args) for name, symbol, n, args in rows}
 
 
+# The letters of `_driver.TYPES`; of all other types it is that of a pointer.
+LETTERS = {
+    "unsigned int": "u",
+    "int": "i",
+    "uint32_t": "u",
+    "uint64_t": "Q",
+    "size_t": "z",
+    "unsigned char": "b",
+    "nrm_CUdevice": "i",
+    "nrm_CUdeviceptr": "Q",
+    "nrm_CUresult": "i",
+    "nrm_CUdevice_attribute": "i",
+    "nrm_CUpointer_attribute": "i",
+    "nrm_CUstreamCaptureMode": "u",
+    "nrm_CUmemAllocationType": "u",
+    "nrm_CUmemPool_attribute": "u",
+    "nrm_CUmem_advise": "u",
+    "nrm_CUmem_range_attribute": "u",
+    "unsigned long long": "Q",
+    "nrm_CUmemGenericAllocationHandle": "Q",
+    "nrm_CUmemLocation": "Q",  # 8 bytes by value, in one register
+    "nrm_CUmemGenericAllocationHandle*": "D",
+    "nrm_CUmemAllocationGranularity_flags": "u",
+    "const char*": "s",
+    "char*": "s",
+    "const char**": "S",
+    "int*": "I",
+    "nrm_CUdevice*": "I",
+    "unsigned int*": "U",
+    "nrm_CUstreamCaptureMode*": "U",
+    "nrm_CUstreamCaptureStatus*": "U",
+    "nrm_CUdriverProcAddressQueryResult*": "U",
+    "size_t*": "Z",
+    "nrm_CUdeviceptr*": "D",
+    "unsigned long long*": "D",
+    "void**": "P",
+    "nrm_CUcontext*": "P",
+    "nrm_CUstream*": "P",
+    "nrm_CUevent*": "P",
+    "nrm_CUmemoryPool*": "P",
+    "nrm_CUgraph*": "P",
+    "nrm_CUgraphExec*": "P",
+    "nrm_CUuserObject*": "P",
+    "uint64_t*": "D",
+}
+
+
 def letter(argument: str) -> str:
-    """The letter of `_driver.TYPES` for one declared argument."""
+    """That of one declared argument."""
     declared = " ".join(argument.split()[:-1]) + "*" * argument.split()[-1].count("*")
-    return {
-        "unsigned int": "u",
-        "int": "i",
-        "uint32_t": "u",
-        "uint64_t": "Q",
-        "size_t": "z",
-        "unsigned char": "b",
-        "nrm_CUdevice": "i",
-        "nrm_CUdeviceptr": "Q",
-        "nrm_CUresult": "i",
-        "nrm_CUdevice_attribute": "i",
-        "nrm_CUpointer_attribute": "i",
-        "nrm_CUstreamCaptureMode": "u",
-        "nrm_CUmemAllocationType": "u",
-        "nrm_CUmemPool_attribute": "u",
-        "nrm_CUmem_advise": "u",
-        "nrm_CUmem_range_attribute": "u",
-        "unsigned long long": "Q",
-        "nrm_CUmemGenericAllocationHandle": "Q",
-        "nrm_CUmemLocation": "Q",  # 8 bytes by value, in one register
-        "nrm_CUmemGenericAllocationHandle*": "D",
-        "nrm_CUmemAllocationGranularity_flags": "u",
-        "const char*": "s",
-        "char*": "s",
-        "const char**": "S",
-        "int*": "I",
-        "nrm_CUdevice*": "I",
-        "unsigned int*": "U",
-        "nrm_CUstreamCaptureMode*": "U",
-        "nrm_CUstreamCaptureStatus*": "U",
-        "nrm_CUdriverProcAddressQueryResult*": "U",
-        "size_t*": "Z",
-        "nrm_CUdeviceptr*": "D",
-        "unsigned long long*": "D",
-        "void**": "P",
-        "nrm_CUcontext*": "P",
-        "nrm_CUstream*": "P",
-        "nrm_CUevent*": "P",
-        "nrm_CUmemoryPool*": "P",
-        "nrm_CUgraph*": "P",
-        "nrm_CUgraphExec*": "P",
-        "nrm_CUuserObject*": "P",
-        "uint64_t*": "D",
-    }.get(declared, "p")
+    return LETTERS.get(declared, "p")
 
 
 def test_the_calls_of_the_python_face_are_the_declared_ones() -> None:

@@ -317,7 +317,7 @@ def play(driver: Driver, options: argparse.Namespace) -> int:
     return 0 if played and all(each.is_expected for each in played) else 1
 
 
-def main() -> int:
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all rows too")
     parser.add_argument(
@@ -350,7 +350,11 @@ def main() -> int:
         action="store_true",
         help="captures, graphs, an endless kernel, a dying pool; not the table",
     )
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> int:
+    options = parse()
     driver = driver_of(options.simulator)
     if options.situations:
         return play(driver, options)
