@@ -184,6 +184,8 @@ def test_a_public_name_says_what_it_is(module: str, name: str) -> None:
     assert re.search(rf"`[^`\n]*\b{name}\b[^`\n]*`", pages) or re.search(
         rf"^.*\b{name}\b.*$", "".join(code_blocks(pages)), re.MULTILINE
     ), f"{module}.{name} is on no page of docs/"
+    changes = (ROOT / "CHANGELOG.md").read_text()
+    assert re.search(rf"`[^`\n]*\b{name}\b[^`\n]*`", changes), f"{name} is no change"
 
 
 def code_blocks(pages: str) -> list[str]:
