@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import partial
 from itertools import product
 
+import _gpu_suite
 from _bench import KIB, MIB, size
 from _gpu import OURS
 from _gpu_suite import (
@@ -26,12 +27,6 @@ from _gpu_suite import (
     random_table,
     shrink_table,
 )
-from _gpu_suite import growth as _growth
-from _gpu_suite import pairs as _pairs
-from _gpu_suite import random_allocations as _random_allocations
-from _gpu_suite import shrinking as _shrinking
-from _gpu_suite import try_way as _try_way
-from _gpu_suite import while_growing as _while_growing
 from _suite import Run, Table
 
 from suites.core import threads_name, with_scaling
@@ -56,31 +51,12 @@ CASES = (
 )
 
 # What run.py calls in processes of their own.
-
-
-def try_way(*args):  # type: ignore[no-untyped-def]
-    return _try_way("device", *args)
-
-
-def growth(*args):  # type: ignore[no-untyped-def]
-    return _growth("device", *args)
-
-
-def pairs(*args):  # type: ignore[no-untyped-def]
-    return _pairs("device", *args)
-
-
-def shrinking(*args):  # type: ignore[no-untyped-def]
-    return _shrinking("device", *args)
-
-
-def while_growing(*args):  # type: ignore[no-untyped-def]
-    return _while_growing("device", *args)
-
-
-def random_allocations(*args):  # type: ignore[no-untyped-def]
-    return _random_allocations("device", *args)
-
+try_way = partial(_gpu_suite.try_way, "device")
+growth = partial(_gpu_suite.growth, "device")
+pairs = partial(_gpu_suite.pairs, "device")
+shrinking = partial(_gpu_suite.shrinking, "device")
+while_growing = partial(_gpu_suite.while_growing, "device")
+random_allocations = partial(_gpu_suite.random_allocations, "device")
 
 ASYNC = "cuMemAllocAsync"
 

@@ -6,6 +6,9 @@ program, where they are to the pool with the default rule of reuse.
 
 from __future__ import annotations
 
+from functools import partial
+
+import _gpu_suite
 from _bench import KIB, MIB, size
 from _gpu import OURS
 from _gpu_suite import (
@@ -18,38 +21,17 @@ from _gpu_suite import (
     pair_table,
     shrink_table,
 )
-from _gpu_suite import growth as _growth
-from _gpu_suite import pairs as _pairs
-from _gpu_suite import shrinking as _shrinking
-from _gpu_suite import try_way as _try_way
-from _gpu_suite import while_growing as _while_growing
 from _suite import Run, Table
 
 PEERS = ("cupy", "torch", "rmm", "librmm")
 CASES = ("growth", "shrink", "pair", "growing", "c_pair", "c_grow")
 
 # What run.py calls in processes of their own.
-
-
-def try_way(*args):  # type: ignore[no-untyped-def]
-    return _try_way("pinned", *args)
-
-
-def growth(*args):  # type: ignore[no-untyped-def]
-    return _growth("pinned", *args)
-
-
-def pairs(*args):  # type: ignore[no-untyped-def]
-    return _pairs("pinned", *args)
-
-
-def shrinking(*args):  # type: ignore[no-untyped-def]
-    return _shrinking("pinned", *args)
-
-
-def while_growing(*args):  # type: ignore[no-untyped-def]
-    return _while_growing("pinned", *args)
-
+try_way = partial(_gpu_suite.try_way, "pinned")
+growth = partial(_gpu_suite.growth, "pinned")
+pairs = partial(_gpu_suite.pairs, "pinned")
+shrinking = partial(_gpu_suite.shrinking, "pinned")
+while_growing = partial(_gpu_suite.while_growing, "pinned")
 
 IMMEDIATE = {"reuse": "immediate"}
 BASE: Ways = {OURS: ("pinned", {}), "numpy_rmm immediate": ("pinned", {**IMMEDIATE})}
