@@ -8,19 +8,16 @@ left out under Valgrind, where they would take very long.
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from builds import MESON, ROOT, locked_build, run
+
 CHECKER = os.environ.get("NUMPY_RMM_TEST_SANITIZE", "")
 SANITIZE = "" if CHECKER == "valgrind" else CHECKER
 # One thread at a time, fairly: a thread that polls must not keep the others out.
@@ -33,47 +30,20 @@ VALGRIND = [
     f"--suppressions={ROOT / 'tests' / 'c' / 'valgrind.supp'}",
 ]
 TOPICS = sorted(path.stem for path in (ROOT / "tests" / "c").glob("test_*.c"))
-MESON = [sys.executable, "-m", "mesonbuild.mesonmain"]
-
-
-def run(command: list[str | Path]) -> None:
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        check=False,
-    )
-    if done.returncode != 0:
-        pytest.fail(f"{' '.join(map(str, command))}\n{done.stdout}", pytrace=False)
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Two test runs in one checkout must not build in one directory at the same
-    time."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 @pytest.fixture(scope="session")
 def programs() -> Path:
     """The directory of the built test programs."""
     flags = [os.environ.get(name) for name in ("CC", "CFLAGS", "LDFLAGS")]
-    key = f"{sys.executable} {flags} {CHECKER}"
-    digest = hashlib.sha256(key.encode()).hexdigest()[:8]
-    build = ROOT / "build" / f"c-tests-{digest}"
-    build.mkdir(parents=True, exist_ok=True)
     setup: list[str | Path] = [*MESON, "setup", "-Dextension=false", "-Dtests=true"]
     setup += ["-Dvalgrind=true" if CHECKER == "valgrind" else "-Dslow_asserts=true"]
     if SANITIZE:
         setup += [f"-Db_sanitize={SANITIZE}", "-Db_lundef=false", "-Doptimization=1"]
-    with locked(build.parent / f"{build.name}.lock"):
+    with locked_build("c-tests", sys.executable, flags, CHECKER) as build:
         if not (build / "build.ninja").exists():
-            run([*setup, build])
-        run([*MESON, "compile", "-C", build, "c-tests"])
+            run(*setup, build)
+        run(*MESON, "compile", "-C", build, "c-tests")
     return build / "tests" / "c"
 
 

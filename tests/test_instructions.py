@@ -9,21 +9,18 @@ and the figures are a few instructions above those of a program that runs by its
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import json
 import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
-MESON = [sys.executable, "-m", "mesonbuild.mesonmain"]
+from builds import MESON, locked_build, run
+
 N_PAIRS = 2000
 
 # Instructions of a pair, at most: what gcc 12 needs on x86-64, and three in a hundred.
@@ -68,20 +65,6 @@ CEILINGS = {
 }
 
 
-def run(*command: str | Path) -> str:
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        check=False,
-    )
-    if done.returncode != 0:
-        pytest.fail(f"{' '.join(map(str, command))}\n{done.stdout}", pytrace=False)
-    return done.stdout
-
-
 def require_what_the_ceilings_are_for() -> None:
     if platform.machine() != "x86_64":
         pytest.skip(f"the ceilings are for x86-64, this is {platform.machine()}")
@@ -94,12 +77,7 @@ def require_what_the_ceilings_are_for() -> None:
 
 def build_release() -> Path:
     """The directory of a release build with the program in it, kept and updated."""
-    key = f"{sys.executable} {os.environ.get('CC')}"
-    digest = hashlib.sha256(key.encode()).hexdigest()[:8]
-    build = ROOT / "build" / f"c-release-{digest}"
-    build.mkdir(parents=True, exist_ok=True)
-    with (build.parent / f"{build.name}.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with locked_build("c-release", sys.executable, os.environ.get("CC")) as build:
         if not (build / "build.ninja").exists():
             options = ["-Dtests=true", "-Dextension=false"]
             run(*MESON, "setup", "-Dbuildtype=release", *options, build)

@@ -7,8 +7,6 @@ the same.
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import os
 import re
 import subprocess
@@ -17,30 +15,21 @@ from pathlib import Path
 
 import pytest
 
+from builds import MESON, ROOT, locked_build, run
 from numpy_rmm import _driver, testing
 
-ROOT = Path(__file__).resolve().parents[1]
 RULES = ROOT / "tests" / "gpu" / "rules"
 GROUPS = sorted(path.stem for path in RULES.glob("*.c"))
 ABI = (ROOT / "src" / "cuda" / "abi.h").read_text()
-MESON = [sys.executable, "-m", "mesonbuild.mesonmain"]
 
 
 @pytest.fixture(scope="module")
 def programs() -> Path:
     """The directory of the built rule programs."""
-    digest = hashlib.sha256(f"{os.environ.get('CC')} {sys.prefix}".encode()).hexdigest()
-    build = ROOT / "build" / f"rules-{digest[:8]}"
-    build.mkdir(parents=True, exist_ok=True)
-    with (build.parent / f"{build.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another test run in the same checkout
-        commands = [[*MESON, "compile", "-C", str(build)]]
+    with locked_build("rules", sys.prefix, os.environ.get("CC")) as build:
         if not (build / "build.ninja").exists():
-            commands.insert(0, [*MESON, "setup", str(build), str(RULES)])
-        for command in commands:
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode != 0:
-                pytest.fail(done.stdout + done.stderr, pytrace=False)
+            run(*MESON, "setup", build, RULES)
+        run(*MESON, "compile", "-C", build)
     return build
 
 
@@ -61,7 +50,7 @@ def gpu() -> None:
         pytest.skip("there is no GPU, or no driver for it")
 
 
-def run(program: Path, driver: str, devices: int = 1) -> str:
+def answers_of(program: Path, driver: str, devices: int = 1) -> str:
     environ = {
         name: value
         for name, value in os.environ.items()
@@ -92,7 +81,7 @@ def run(program: Path, driver: str, devices: int = 1) -> str:
 @pytest.mark.parametrize("group", GROUPS)
 def test_the_simulator_keeps_the_rules(group: str, programs: Path) -> None:
     devices = 2 if group == "peers" else 1
-    out = run(programs / group, str(testing._find_simulator()), devices)
+    out = answers_of(programs / group, str(testing._find_simulator()), devices)
     assert "# SKIP" not in out
 
 
@@ -101,9 +90,9 @@ def test_the_simulator_keeps_the_rules(group: str, programs: Path) -> None:
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("group", GROUPS)
 def test_a_gpu_keeps_the_rules(group: str, programs: Path) -> None:
-    real = run(programs / group, "libcuda.so.1")
+    real = answers_of(programs / group, "libcuda.so.1")
     devices = 2 if group == "peers" and "# SKIP" not in real else 1
-    assert real == run(programs / group, str(testing._find_simulator()), devices)
+    assert real == answers_of(programs / group, str(testing._find_simulator()), devices)
 
 
 def test_every_program_is_built() -> None:
