@@ -20,7 +20,9 @@ from numpy_rmm import _driver, testing
 
 RULES = ROOT / "tests" / "gpu" / "rules"
 GROUPS = sorted(path.stem for path in RULES.glob("*.c"))
-ABI = (ROOT / "src" / "cuda" / "abi.h").read_text()
+ABI = "".join(
+    (ROOT / "src" / "cuda" / name).read_text() for name in ("abi_types.h", "abi.h")
+)
 
 
 @pytest.fixture(scope="module")

@@ -160,7 +160,7 @@ TEST_EACH(the_parked_limit_is_all_that_a_loop_of_copies_has, limit_cases)
                                        (void *)(uintptr_t)500000),
                  NRM_CUDA_SUCCESS);
         copy(&scene, ptr, NRM__MIB);
-        deallocate(scene.pool, ptr, NRM__MIB);
+        deallocate(scene.pool, ptr);
     }
     CHECK_EQ(counts(scene.pool).reserved_bytes, (int64_t)row->reserved_nbytes);
     CHECK_EQ(cuda.cuStreamSynchronize(handle_of(scene.stream)), NRM_CUDA_SUCCESS);
