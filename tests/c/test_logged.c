@@ -10,12 +10,6 @@
 static char path[64];
 
 static void
-deallocate(nrm_resource *mr, void *ptr)
-{
-    CHECK_OK(nrm_resource_deallocate(mr, ptr, 0, NULL));
-}
-
-static void
 finish(nrm_resource *mr, struct rows *rows)
 {
     nrm_resource_release(mr);
@@ -23,23 +17,12 @@ finish(nrm_resource *mr, struct rows *rows)
     unlink(path);
 }
 
-static nrm_resource *
-limit_over(nrm_resource *upstream, size_t nbytes)
-{
-    nrm_limiting_options options = NRM_OPTIONS(nrm_limiting_options);
-    nrm_resource *mr = NULL;
-    options.allocation_limit = nbytes;
-    CHECK_OK(nrm_limiting_create(upstream, &options, &mr));
-    nrm_resource_release(upstream);
-    return mr;
-}
-
 /* ---- stacked ---- */
 
 static nrm_resource *
 with_limit(nrm_resource *upstream)
 {
-    return limit_over(upstream, NRM__MIB);
+    return limiting_over(upstream, NRM__MIB);
 }
 
 static nrm_resource *
@@ -96,7 +79,7 @@ TEST_EACH(it_stands_anywhere_among_other_adaptors, orders)
 static nrm_resource *
 stack_over(nrm_resource *pool, size_t limit_nbytes)
 {
-    return log_over(limit_over(statistics_over(pool), limit_nbytes),
+    return log_over(limiting_over(statistics_over(pool), limit_nbytes),
                     log_path(path, "stack"));
 }
 
