@@ -61,6 +61,7 @@ ALL: tuple[tuple[str, str, list[int]], ...] = (
     ("device_python", "stream", []),
     ("device_python", "wrap", []),
     ("device_python", "c_current", []),
+    ("device_python", "c_stack", []),
     ("pinned", "c_pair", []),
     ("pinned", "growth", []),
     ("pinned", "c_grow", []),
