@@ -37,7 +37,6 @@
 #define N_SHARDS 64
 
 
-
 _Atomic(nrm__page_entry *) nrm__map_leaves[N_LEAVES];
 struct nrm__map_overlay nrm__map_overlay;
 

@@ -34,7 +34,7 @@
 #define NRM__CACHED_MAX (2 * NRM__GIB) /* largest block that a thread keeps */
 #define NRM__CACHE_PARKED 128u         /* blocks that wait for GPUs */
 #define NRM__CACHE_PARKED_ALWAYS 4u    /* so many whatever their size */
-#define NRM__CACHE_PARKED_EPOCHS 16u   /* and else not more than so many epochs of them */
+#define NRM__CACHE_PARKED_EPOCHS 16u /* and else not more than so many epochs of them */
 
 /* A free cell or block on its way: neither free for others nor live. */
 struct nrm__cell {

@@ -7,7 +7,7 @@
 #define NRM_CORE_CELLS_H
 
 #include "core/pair.h"
-#include "core/short.h"
+#include "core/short_give.h"
 
 /* In core/pair.c, inside: raises a shard, counts in those behind it, and leaves. Returns
    what was allocated. */

@@ -20,7 +20,7 @@
 #include "core/pair.h"
 #include "core/request.h"
 #include "core/scoped.h"
-#include "core/short.h"
+#include "core/short_give.h"
 #include "core/uses.h"
 #include "core/watch.h"
 #include "nrm/options.h"

@@ -12,7 +12,7 @@
 #include "core/log_note.h"
 #include "core/pair.h"
 #include "core/request.h"
-#include "core/short.h"
+#include "core/short_give.h"
 
 /* ---- the size of a block that goes another way ---- */
 

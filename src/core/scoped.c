@@ -11,7 +11,7 @@
 
 #include "core/request.h"
 #include "core/scope_tags.h"
-#include "core/short.h"
+#include "core/short_give.h"
 
 /* Where the mark of a block is, if it has one. */
 struct place {

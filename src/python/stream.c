@@ -11,7 +11,7 @@
  * for itself, and once more for the C stream while nobody has that but the Stream and memory
  * that keeps the Stream.
  */
-#include "python/stream.h"
+#include "python/stream_object.h"
 
 #include <stdatomic.h>
 #include <string.h>
@@ -25,138 +25,8 @@
 #include "python/interpreter.h"
 #include "python/signature.h"
 
-struct stream_object {
-    PyObject ob_base;   /* as PyObject_HEAD */
-    nrm_stream *stream; /* owned; NULL: closed, or by its handle the thread's own */
-    uintptr_t handle;   /* for its name, also when it is closed */
-    PyObject *kept;     /* what the stream keeps alive; NULL: nothing */
-    atomic_size_t n_sharers; /* memory that has the stream, and this object */
-    PyObject *weakrefs;
-};
-
 #define STREAM_TEXT "obj=None, flags=None"
 #define RECORD_TEXT "event=None"
-
-static uintptr_t
-handle_of(PyObject *object)
-{
-    return ((struct stream_object *)object)->handle;
-}
-
-static bool
-is_closed(PyObject *object)
-{
-    return ((struct stream_object *)object)->stream == NULL &&
-           handle_of(object) != NRM_STREAM_HANDLE_PER_THREAD;
-}
-
-static int
-check_open(struct module_state *state, PyObject *object)
-{
-    if (!is_closed(object)) {
-        return 0;
-    }
-    (void)errors_raise(state, nrm__cuda_error(NRM_CUDA_ERROR_INVALID_HANDLE,
-                                              "Stream %p, which is closed",
-                                              (void *)handle_of(object)));
-    return -1;
-}
-
-/* ---- from other objects ---- */
-
-static void
-drop(void *keepalive)
-{
-    interpreter_drop_later(keepalive);
-}
-
-void
-stream_drop(nrm_stream *stream)
-{
-    PyObject *kept = nrm__stream_release_kept(stream, drop);
-    Py_XDECREF(kept);
-}
-
-/* `keepalive` is borrowed and may be NULL. */
-static nrm_stream *
-stream_of_handle(struct module_state *state, uintptr_t handle, PyObject *keepalive)
-{
-    nrm_stream *stream = NULL;
-    nrm_status status = NRM_OK;
-    if (handle == NRM_STREAM_HANDLE_DEFAULT) {
-        return nrm_stream_default();
-    }
-    if (handle == NRM_STREAM_HANDLE_LEGACY) {
-        return nrm_stream_legacy();
-    }
-    if (handle == NRM_STREAM_HANDLE_PER_THREAD) {
-        status = nrm_stream_per_thread(&stream);
-    }
-    else {
-        Py_XINCREF(keepalive);
-        status = nrm_stream_wrap(handle, keepalive, keepalive != NULL ? drop : NULL,
-                                 &stream);
-        if (status != NRM_OK) {
-            Py_XDECREF(keepalive);
-        }
-    }
-    return status == NRM_OK ? stream : (nrm_stream *)errors_raise(state, status);
-}
-
-#define ARGUMENT_TEXT                                                                  \
-    "stream must be a Stream or an object with __cuda_stream__ (a handle becomes one " \
-    "by Stream(handle))"
-
-int
-stream_handle_of_argument(struct module_state *state, PyObject *object, uintptr_t *out)
-{
-    return foreign_stream_handle(state, object, ARGUMENT_TEXT, out);
-}
-
-static nrm_stream *
-stream_of_object(struct module_state *state, PyObject *object, const char *allowed)
-{
-    uintptr_t handle;
-    if (Py_IS_TYPE(object, state->stream_type)) { /* it has no subclasses */
-        nrm_stream *stream = ((struct stream_object *)object)->stream;
-        if (check_open(state, object) < 0) {
-            return NULL;
-        }
-        if (stream == NULL) {
-            return stream_of_handle(state, NRM_STREAM_HANDLE_PER_THREAD, NULL);
-        }
-        nrm_stream_retain(stream);
-        return stream;
-    }
-    return foreign_stream_handle(state, object, allowed, &handle) < 0
-               ? NULL
-               : stream_of_handle(state, handle, object);
-}
-
-nrm_stream *
-stream_of_argument(struct module_state *state, PyObject *object)
-{
-    if (object == Py_None) {
-        PyErr_SetString(PyExc_TypeError,
-                        "stream argument cannot be None: leave it out for "
-                        "DEFAULT_STREAM");
-        return NULL;
-    }
-    return stream_of_object(state, object, ARGUMENT_TEXT);
-}
-
-const nrm_stream *
-stream_borrow(struct module_state *state, PyObject *object)
-{
-#ifdef Py_GIL_DISABLED
-    (void)state;
-    (void)object;
-    return NULL;
-#else
-    bool is_open = Py_IS_TYPE(object, state->stream_type) && !is_closed(object);
-    return is_open ? ((struct stream_object *)object)->stream : NULL;
-#endif
-}
 
 /* ---- the type ---- */
 
@@ -212,7 +82,8 @@ make(struct module_state *state, nrm_stream *stream)
     self->handle = stream != NULL ? nrm_stream_handle(stream)
                                   : NRM_STREAM_HANDLE_PER_THREAD;
     if (stream != NULL) {
-        self->kept = Py_XNewRef((PyObject *)nrm__stream_kept(stream, drop));
+        self->kept =
+            Py_XNewRef((PyObject *)nrm__stream_kept(stream, stream_object_drop));
     }
     return (PyObject *)self;
 }
@@ -247,7 +118,7 @@ stream_share(struct module_state *state, PyObject *object, nrm_stream *stream)
     if (object != NULL && Py_IS_TYPE(object, state->stream_type)) {
         shared = Py_NewRef(object);
     }
-    else if (object != NULL && nrm__stream_kept(stream, drop) != NULL) {
+    else if (object != NULL && nrm__stream_kept(stream, stream_object_drop) != NULL) {
         shared = stream_wrap(state, stream);
         if (shared == NULL) {
             PyErr_Clear(); /* then a circle through the object stays */
@@ -384,10 +255,10 @@ static PyObject *
 handle_get(PyObject *object, void *Py_UNUSED(closure))
 {
     struct module_state *state = type_state(Py_TYPE(object));
-    if (state == NULL || check_open(state, object) < 0) {
+    if (state == NULL || stream_object_check_open(state, object) < 0) {
         return NULL;
     }
-    return PyLong_FromVoidPtr((void *)handle_of(object));
+    return PyLong_FromVoidPtr((void *)stream_object_handle(object));
 }
 
 static PyObject *
@@ -398,7 +269,7 @@ close_stream(PyObject *object, PyObject *Py_UNUSED(unused))
     if (state == NULL || errors_begin_call() < 0) {
         return NULL;
     }
-    if (handle_of(object) <= NRM_STREAM_HANDLE_PER_THREAD) {
+    if (stream_object_handle(object) <= NRM_STREAM_HANDLE_PER_THREAD) {
         PyErr_Format(PyExc_ValueError, "%R cannot be closed: it always is", object);
         return NULL;
     }
@@ -418,7 +289,7 @@ cuda_stream(PyObject *object, PyObject *Py_UNUSED(unused))
 static PyObject *
 is_default(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    return PyBool_FromLong(handle_of(object) == NRM_STREAM_HANDLE_DEFAULT);
+    return PyBool_FromLong(stream_object_handle(object) == NRM_STREAM_HANDLE_DEFAULT);
 }
 
 static PyObject *
@@ -466,12 +337,13 @@ stream_repr(PyObject *object)
 {
     static const char *const constants[] = {"DEFAULT_STREAM", "LEGACY_DEFAULT_STREAM",
                                             "PER_THREAD_DEFAULT_STREAM"};
-    uintptr_t handle = handle_of(object);
+    uintptr_t handle = stream_object_handle(object);
     if (handle <= NRM_STREAM_HANDLE_PER_THREAD) {
         return PyUnicode_FromFormat("<Stream %s>", constants[handle]);
     }
-    return PyUnicode_FromFormat(
-        is_closed(object) ? "<Stream %p, closed>" : "<Stream %p>", (void *)handle);
+    return PyUnicode_FromFormat(stream_object_is_closed(object) ? "<Stream %p, closed>"
+                                                                : "<Stream %p>",
+                                (void *)handle);
 }
 
 static PyObject *
@@ -480,14 +352,15 @@ stream_compare(PyObject *object, PyObject *other, int op)
     if ((op != Py_EQ && op != Py_NE) || Py_TYPE(object) != Py_TYPE(other)) {
         Py_RETURN_NOTIMPLEMENTED;
     }
-    bool equal = handle_of(object) == handle_of(other);
+    bool equal = stream_object_handle(object) == stream_object_handle(other);
     return PyBool_FromLong(op == Py_EQ ? equal : !equal);
 }
 
 static Py_hash_t
 stream_hash(PyObject *object)
 {
-    Py_hash_t hash = (Py_hash_t)(handle_of(object) >> 4 ^ handle_of(object));
+    Py_hash_t hash =
+        (Py_hash_t)(stream_object_handle(object) >> 4 ^ stream_object_handle(object));
     return hash == -1 ? -2 : hash;
 }
 
