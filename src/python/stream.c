@@ -17,12 +17,10 @@
 #include <string.h>
 
 #include "core/stream.h"
-#include "cuda/error.h"
 #include "python/args.h"
 #include "python/errors.h"
 #include "python/event.h"
 #include "python/foreign_stream.h"
-#include "python/interpreter.h"
 #include "python/signature.h"
 
 #define STREAM_TEXT "obj=None, flags=None"
