@@ -169,6 +169,7 @@ def _read(name: str, value: Any, other: Any) -> _Side:
         if address < 0 or address >= 1 << 64:
             raise ValueError(f"{name}: {address} is no address")
         like = _read("src" if name == "dst" else "dst", other, None)
+        _check_dtype(like.dtype)
         nbytes = math.prod(like.shape) * like.dtype.itemsize
         _core._copy_fits(name, address, nbytes)
         return _Side(value, address, like.dtype, like.shape)
@@ -181,13 +182,17 @@ def _read(name: str, value: Any, other: Any) -> _Side:
     )
 
 
+def _check_dtype(dtype: np.dtype[Any]) -> None:
+    if dtype.hasobject:
+        raise TypeError("copyto does not copy Python objects")
+
+
 def _check(dst: _Side, src: _Side) -> None:
     if dst.dtype != src.dtype:
         raise TypeError(
             f"copyto does not convert: dst has dtype {dst.dtype}, src {src.dtype}"
         )
-    if dst.dtype.hasobject:
-        raise TypeError("copyto does not copy Python objects")
+    _check_dtype(dst.dtype)
     if dst.shape != src.shape:
         raise ValueError(
             f"copyto does not broadcast: dst has shape {dst.shape}, src {src.shape}"

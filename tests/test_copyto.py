@@ -461,6 +461,13 @@ def test_what_is_no_stream(wrong: Any) -> None:
         copyto(np.zeros(3), np.zeros(3), stream=wrong)
 
 
+def test_an_address_takes_what_is_read_only(device: MakeDevice) -> None:
+    target, source = device(np.zeros(3)), np.arange(3.0)
+    source.flags.writeable = False
+    copyto(target.first, source)
+    assert target.read().tolist() == [0, 1, 2]
+
+
 def test_a_closed_stream(device: MakeDevice, stream: Stream) -> None:
     stream.close()
     with pytest.raises(CudaError, match="closed"):

@@ -110,10 +110,11 @@ except ImportError:
 
 
 @pytest.mark.parametrize("first", ["", "import numpy_rmm"])
-def test_a_subinterpreter_is_refused(first: str) -> None:
+def test_a_subinterpreter_is_refused(first: str, tmp_path: Path) -> None:
     program = SUBINTERPRETER.format(first=first, inside=INSIDE)
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", program],
+        cwd=tmp_path,  # the sources of the package are nothing to import
         capture_output=True,
         text=True,
         check=False,

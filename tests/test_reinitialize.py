@@ -17,7 +17,7 @@ import pytest
 
 import numpy_rmm
 from numpy_rmm import DeviceBuffer, level_enum, mr, reinitialize
-from numpy_rmm.testing import simulate_cuda
+from numpy_rmm.testing import SimulatedCuda, simulate_cuda
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +95,8 @@ def test_sizes_that_make_no_sense_change_nothing(
     assert mr.get_current_device_resource() is before
 
 
-def test_a_pool_takes_what_the_one_before_it_had() -> None:
+def test_a_pool_takes_what_the_one_before_it_had(simulator: SimulatedCuda) -> None:
+    """Simulated: to map more than a half of a real device takes many seconds."""
     most = "60%"  # of what is free
     reinitialize(pool_allocator=True, initial_pool_size=most)
     first = weakref.ref(mr.get_current_device_resource())

@@ -57,13 +57,6 @@ nrm__stream_is_here(const nrm_stream *stream)
 /* False when the last reference is gone. The memory must still be there. */
 bool nrm__stream_try_retain(nrm_stream *stream);
 
-/* What it keeps alive, borrowed, if `drop` is what lets go of it; else NULL. */
-static inline void *
-nrm__stream_kept(const nrm_stream *stream, void (*drop)(void *keepalive))
-{
-    return stream->drop == drop ? stream->keepalive : NULL;
-}
-
 /* As nrm_stream_release, but if it was the last reference and `drop` is what would let go of
    what kept the stream alive, that is returned instead: the caller's. NULL: there is none. */
 void *nrm__stream_release_kept(nrm_stream *stream, void (*drop)(void *keepalive));

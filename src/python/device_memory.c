@@ -37,6 +37,14 @@ find_resource(struct module_state *state, PyObject *mr, nrm_resource **out)
     return *out != NULL ? Py_NewRef(mr) : NULL;
 }
 
+/* `stream` is Stream, or something that a Stream can be made of. */
+static PyObject *
+object_to_keep(struct module_state *state, PyObject *stream)
+{
+    bool is_stream = stream != NULL && Py_IS_TYPE(stream, state->stream_type);
+    return is_stream ? Py_NewRef(stream) : NULL;
+}
+
 int
 device_memory_init(struct module_state *state, struct device_memory *self,
                    PyObject *stream, PyObject *mr)
@@ -55,7 +63,7 @@ device_memory_init(struct module_state *state, struct device_memory *self,
         .mr = resource,
         .mr_object = mr_object,
         .stream = found,
-        .stream_object = stream_share(state, stream, found),
+        .stream_object = object_to_keep(state, stream),
         .device = NRM_DEVICE_NONE,
     };
     return 0;
@@ -69,7 +77,7 @@ device_memory_init_like(struct device_memory *self, const struct device_memory *
         .mr = other->mr,
         .mr_object = Py_NewRef(other->mr_object),
         .stream = other->stream,
-        .stream_object = stream_share_again(other->stream_object),
+        .stream_object = Py_XNewRef(other->stream_object),
         .device = other->device,
     };
 }
@@ -114,9 +122,8 @@ device_memory_set_stream(struct module_state *state, struct device_memory *self,
     nrm_stream_retain(stream);
     nrm_stream_release(self->stream);
     self->stream = stream;
-    PyObject *old = self->stream_object;
-    self->stream_object = stream_share(state, object, stream);
-    stream_unshare(old);
+    PyObject *kept = object_to_keep(state, object);
+    Py_XSETREF(self->stream_object, kept);
     return 0;
 }
 
@@ -181,9 +188,7 @@ device_memory_finish(struct device_memory *self)
     nrm_stream *stream = self->stream;
     self->stream = NULL;
     stream_drop(stream);
-    PyObject *shared = self->stream_object;
-    self->stream_object = NULL;
-    stream_unshare(shared);
+    Py_CLEAR(self->stream_object);
     Py_CLEAR(self->mr_object);
 }
 
@@ -199,9 +204,7 @@ PyObject *
 device_memory_stream(struct module_state *state, struct device_memory *self)
 {
     if (self->stream_object == NULL) {
-        PyObject *made = stream_wrap(state, self->stream);
-        self->stream_object = stream_share_again(made);
-        Py_XDECREF(made);
+        self->stream_object = stream_wrap(state, self->stream);
     }
     return Py_XNewRef(self->stream_object);
 }

@@ -6,14 +6,12 @@
  * the per-thread default stream means another stream in each thread: Stream(2) belongs
  * to the thread that makes it, while the constant means the thread that uses it.
  *
- * That object may lead back to the Stream, or to memory that is used in its order. The C
- * stream holds it too, which the garbage collector cannot see: so the Stream visits it once
- * for itself, and once more for the C stream while nobody has that but the Stream and memory
- * that keeps the Stream.
+ * That object may lead back to the Stream, or to memory that is used in its order. Such a
+ * circle the garbage collector does not see: it would end the object, and with it the
+ * stream, before the memory that is given back on it.
  */
 #include "python/stream_object.h"
 
-#include <stdatomic.h>
 #include <string.h>
 
 #include "core/stream.h"
@@ -38,9 +36,7 @@ make_empty(struct module_state *state)
         PyObject *object = state->spare_streams.objects[--state->spare_streams.n];
         memset((char *)object + sizeof(PyObject), 0,
                sizeof(struct stream_object) - sizeof(PyObject));
-        (void)PyObject_Init(object, type);
-        PyObject_GC_Track(object);
-        return (struct stream_object *)object;
+        return (struct stream_object *)PyObject_Init(object, type);
     }
 #endif
     return (struct stream_object *)type->tp_alloc(type, 0);
@@ -64,7 +60,7 @@ void
 stream_forget_spares(struct module_state *state)
 {
     while (state->spare_streams.n > 0) {
-        PyObject_GC_Del(state->spare_streams.objects[--state->spare_streams.n]);
+        PyObject_Free(state->spare_streams.objects[--state->spare_streams.n]);
     }
 }
 
@@ -79,10 +75,6 @@ make(struct module_state *state, nrm_stream *stream)
     self->stream = stream;
     self->handle = stream != NULL ? nrm_stream_handle(stream)
                                   : NRM_STREAM_HANDLE_PER_THREAD;
-    if (stream != NULL) {
-        self->kept =
-            Py_XNewRef((PyObject *)nrm__stream_kept(stream, stream_object_drop));
-    }
     return (PyObject *)self;
 }
 
@@ -97,47 +89,6 @@ stream_wrap(struct module_state *state, nrm_stream *stream)
     }
     nrm_stream_retain(stream);
     return make(state, stream);
-}
-
-/* Where nothing is kept nobody asks how many there are. */
-static void
-add_sharers(PyObject *shared, size_t n)
-{
-    struct stream_object *self = (struct stream_object *)shared;
-    if (self != NULL && self->kept != NULL) {
-        atomic_fetch_add_explicit(&self->n_sharers, n, memory_order_relaxed);
-    }
-}
-
-PyObject *
-stream_share(struct module_state *state, PyObject *object, nrm_stream *stream)
-{
-    PyObject *shared = NULL;
-    if (object != NULL && Py_IS_TYPE(object, state->stream_type)) {
-        shared = Py_NewRef(object);
-    }
-    else if (object != NULL && nrm__stream_kept(stream, stream_object_drop) != NULL) {
-        shared = stream_wrap(state, stream);
-        if (shared == NULL) {
-            PyErr_Clear(); /* then a circle through the object stays */
-        }
-    }
-    add_sharers(shared, 1);
-    return shared;
-}
-
-PyObject *
-stream_share_again(PyObject *shared)
-{
-    add_sharers(shared, 1);
-    return Py_XNewRef(shared);
-}
-
-void
-stream_unshare(PyObject *shared)
-{
-    add_sharers(shared, (size_t)-1);
-    Py_XDECREF(shared);
 }
 
 /* A stream of our own. */
@@ -203,47 +154,15 @@ stream_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
     return PyVectorcall_Call((PyObject *)type, args, keywords);
 }
 
-/* Whether what has the C stream leads to this object. */
-static bool
-is_enclosed(struct stream_object *self)
-{
-    size_t n_known = atomic_load_explicit(&self->n_sharers, memory_order_relaxed) + 1;
-    return self->stream != NULL &&
-           atomic_load_explicit(&self->stream->refcount, memory_order_acquire) ==
-               n_known;
-}
-
-static int
-stream_traverse(PyObject *object, visitproc visit, void *arg)
-{
-    struct stream_object *self = (struct stream_object *)object;
-    Py_VISIT(Py_TYPE(object));
-    Py_VISIT(self->kept);
-    if (self->kept != NULL && is_enclosed(self)) {
-        Py_VISIT(self->kept);
-    }
-    return 0;
-}
-
-/* The C stream keeps it alive as long as there is work to be ordered. */
-static int
-stream_clear(PyObject *object)
-{
-    Py_CLEAR(((struct stream_object *)object)->kept);
-    return 0;
-}
-
 static void
 stream_dealloc(PyObject *object)
 {
     struct stream_object *self = (struct stream_object *)object;
     PyTypeObject *type = Py_TYPE(object);
-    PyObject_GC_UnTrack(object);
     if (self->weakrefs != NULL) {
         PyObject_ClearWeakRefs(object);
     }
     stream_drop(self->stream);
-    Py_XDECREF(self->kept);
     unmake(type, object);
     Py_DECREF(type);
 }
@@ -274,7 +193,6 @@ close_stream(PyObject *object, PyObject *Py_UNUSED(unused))
     nrm_stream *stream = self->stream;
     self->stream = NULL;
     stream_drop(stream);
-    Py_CLEAR(self->kept);
     Py_RETURN_NONE;
 }
 
@@ -445,8 +363,6 @@ static PyType_Slot stream_slots[] = {
          "True\n")},
     {Py_tp_new, stream_new},
     {Py_tp_dealloc, stream_dealloc},
-    {Py_tp_traverse, stream_traverse},
-    {Py_tp_clear, stream_clear},
     {Py_tp_members, stream_members},
     {Py_tp_repr, stream_repr},
     {Py_tp_richcompare, stream_compare},
@@ -459,7 +375,7 @@ static PyType_Slot stream_slots[] = {
 static PyType_Spec stream_spec = {
     .name = "numpy_rmm.Stream",
     .basicsize = sizeof(struct stream_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = stream_slots,
 };
 

@@ -35,17 +35,6 @@ int stream_handle_of_argument(struct module_state *state, PyObject *object,
    not with the next call of ours. */
 void stream_drop(nrm_stream *stream);
 
-/*
- * The object for memory to keep, whose `stream` was made of `object` (NULL: DEFAULT_STREAM) and
- * is to be retained by that memory: its Stream. NULL: it needs none.
- */
-PyObject *stream_share(struct module_state *state, PyObject *object,
-                       nrm_stream *stream);
-
-/* The same of another one that has it (NULL stays NULL), and its end: both as to references. */
-PyObject *stream_share_again(PyObject *shared);
-void stream_unshare(PyObject *shared);
-
 /* That of an open Stream for as long as the interpreter's lock is held; NULL, without an
    error: it is none, or there is no such lock. */
 const nrm_stream *stream_borrow(struct module_state *state, PyObject *object);

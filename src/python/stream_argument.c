@@ -1,11 +1,11 @@
 /* The C stream of what a program passes: a Stream, or another library's object. */
-#include "core/stream.h"
+#include "python/stream_object.h"
 
+#include "core/stream.h"
 #include "cuda/error.h"
 #include "python/errors.h"
 #include "python/foreign_stream.h"
 #include "python/interpreter.h"
-#include "python/stream_object.h"
 
 int
 stream_object_check_open(struct module_state *state, PyObject *object)

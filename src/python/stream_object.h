@@ -2,7 +2,7 @@
 #ifndef NRM_PYTHON_STREAM_OBJECT_H
 #define NRM_PYTHON_STREAM_OBJECT_H
 
-#include <stdatomic.h>
+#include <Python.h>
 
 #include "python/stream.h"
 
@@ -10,8 +10,6 @@ struct stream_object {
     PyObject ob_base;   /* as PyObject_HEAD */
     nrm_stream *stream; /* owned; NULL: closed, or by its handle the thread's own */
     uintptr_t handle;   /* for its name, also when it is closed */
-    PyObject *kept;     /* what the stream keeps alive; NULL: nothing */
-    atomic_size_t n_sharers; /* memory that has the stream, and this object */
     PyObject *weakrefs;
 };
 
