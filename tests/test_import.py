@@ -89,10 +89,12 @@ SUBINTERPRETER = """
 import sys
 try:
     import _interpreters as interpreters
+    legacy = {{"config": "legacy"}}
 except ImportError:
     import _xxsubinterpreters as interpreters
+    legacy = {{"isolated": False}}
 {first}
-other = interpreters.create()
+other = interpreters.create(**legacy)  # an editable install starts a build: it forks
 interpreters.run_string(other, "print('asked', flush=True)")
 interpreters.run_string(other, {inside!r})
 interpreters.destroy(other)

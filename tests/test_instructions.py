@@ -21,7 +21,7 @@ import pytest
 
 from builds import MESON, locked_build, run
 
-N_PAIRS = 2000
+N_PAIRS = 1500  # the rows of so many have room in a log, until another thread writes them
 
 # Instructions of a pair, at most: what gcc 12 needs on x86-64, and three in a hundred.
 # Those of a bare handle are the simulated driver's for the most part, and of those of
@@ -32,8 +32,8 @@ CEILINGS = {
     "pool_0_B": 123,
     "pool_64_B": 164,
     "pool_4_KiB": 164,
-    "pool_64_KiB": 272,
-    "pool_1_MiB": 272,
+    "pool_64_KiB": 279,
+    "pool_1_MiB": 279,
     "pool_4_MiB": 543,
     "aligned_64_B": 2565,
     "aligned_64_KiB": 3280,
