@@ -25,8 +25,8 @@ RUNS = (
     *("targets_host", "targets_core", "targets_device", "targets_pinned"),
     *("targets_numpy", "later_host", "later_device", "later_device_python"),
     *("peers_numpy", "peers_numpy_python", "peers_core", "peers_device"),
-    *("peers_pinned", "reuse", "device_python", "last_device", "last_core"),
-    "last_pinned",
+    *("peers_pinned", "last_device", "last_core", "last_pinned"),
+    *("reuse", "device_python", "last_reuse", "last_python"),
 )
 SUITES = ("numpy", "core", "device", "pinned", "reuse", "device_python")
 OURS = ("host", "numpy_rmm", "addresses", "pinned")

@@ -21,7 +21,8 @@ import pytest
 
 from builds import MESON, locked_build, run
 
-N_PAIRS = 1500  # the rows of so many have room in a log, until another thread writes them
+# The rows of so many have room in a log, until another thread writes them.
+N_PAIRS = 1500
 
 # Instructions of a pair, at most: what gcc 12 needs on x86-64, and three in a hundred.
 # Those of a bare handle are the simulated driver's for the most part, and of those of
