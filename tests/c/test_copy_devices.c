@@ -259,6 +259,9 @@ TEST_EACH(a_copy_comes_after_its_stream_and_before_what_follows, ways)
     t.dst = other_half(row->dst);
     put(row->src, bytes, 64);
     CHECK_EQ(sim.hold_stream(streams[row->on]), 0);
+    /* Something that is held: behind nothing at all an event is done. */
+    CHECK_EQ(cuda.cuLaunchHostFunc(streams[row->on], simulator_sleep, NULL),
+             NRM_CUDA_SUCCESS);
     if (device >= 0 && device == row->src) {
         set_on(device, 9);
     }
