@@ -107,6 +107,15 @@ def counted(cuda: Driver) -> Iterator[mr.MemoryResource]:
     mr.set_per_device_resource(0, None)
 
 
+@pytest.fixture
+def base(cuda: Driver) -> Iterator[mr.MemoryResource]:
+    """Where the memory comes from in the end: what it has is counted."""
+    cuda.activate()
+    yield mr.CudaMemoryResource()
+    mr.set_current_device_resource(None)
+    gc.collect()
+
+
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:

@@ -8,7 +8,7 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,15 +19,6 @@ from numpy_rmm import DeviceArray, DeviceBuffer, DeviceScalar, Stream, mr
 from numpy_rmm.testing import Driver
 
 NBYTES = 10_000
-
-
-@pytest.fixture
-def base(cuda: Driver) -> Iterator[mr.MemoryResource]:
-    """Where the memory comes from in the end: what it has is counted."""
-    cuda.activate()
-    yield mr.CudaMemoryResource()
-    mr.set_current_device_resource(None)
-    gc.collect()
 
 
 def count(resource: mr.MemoryResource) -> int:

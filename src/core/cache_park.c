@@ -8,8 +8,7 @@
  * first takes back what is parked here, so that it decides over all of it. A block with
  * known uses is never parked here.
  */
-#include "core/short.h"
-#include "core/uses.h"
+#include "core/cache.h"
 
 /* One for which its set has no room hides the next ones: the pool takes them. */
 bool

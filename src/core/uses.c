@@ -29,8 +29,10 @@
 #include "os/system.h"
 
 #define MAX_PENDING 8
+/* Between two looks at an epoch that is waited for: at first no pause at all, then one that
+   doubles. */
 #define SPIN_NS UINT64_C(50000)
-#define POLL_FIRST_NS UINT64_C(20000) /* between two looks; doubled up to ... */
+#define POLL_FIRST_NS UINT64_C(20000)
 #define POLL_LAST_NS UINT64_C(500000)
 #define BUDGET_MAX_NS UINT64_C(1000000000)
 

@@ -205,13 +205,6 @@ nrm__page_lock_lives(const struct nrm__page_lock *lock)
            nrm__cuda_generation_noticed(lock->device) == lock->generation;
 }
 
-bool
-nrm__page_lock_check(const struct nrm__page_lock *lock)
-{
-    return lock->driver != NULL && nrm__cuda_driver() == lock->driver &&
-           nrm__cuda_generation(lock->device) == lock->generation;
-}
-
 static enum nrm__unlocked
 unlock_entered(const struct nrm__cuda_scope *scope, void *ptr,
                const struct nrm__page_lock *lock)

@@ -39,9 +39,6 @@ enum nrm__unlocked nrm__page_unlock(void *ptr, size_t nbytes,
 /* False after a reset of its context, as far as it was noticed. Makes no driver call. */
 bool nrm__page_lock_lives(const struct nrm__page_lock *lock);
 
-/* The same, and asks the driver, with calls that do not block. */
-bool nrm__page_lock_check(const struct nrm__page_lock *lock);
-
 /* ---- all that is page-locked through us ---- */
 
 void nrm__page_locked_add(size_t nbytes);
