@@ -222,21 +222,35 @@ fence_locked(void)
 #endif
 }
 
-/* The use of the block in that life of the slot; NULL: none. Counts the others of the block. */
+/* The use of the block in that life of the slot; NULL: none. */
 static inline struct nrm__use *
-find_locked(struct nrm__use *use, uintptr_t start, struct nrm__order_tag tag,
-            unsigned *out_n)
+find_locked(struct nrm__use *use, uintptr_t start, struct nrm__order_tag tag)
 {
-    for (; use != NULL; use = use->next) {
-        if (use->start == start) {
-            if (use->tag.stream == tag.stream &&
-                use->tag.generation == tag.generation) {
-                return use;
-            }
-            ++*out_n;
-        }
+    while (use != NULL && (use->start != start || use->tag.stream != tag.stream ||
+                           use->tag.generation != tag.generation)) {
+        use = use->next;
     }
-    return NULL;
+    return use;
+}
+
+/* The first use of a block; false: it has others, or there is no room. Releases the stripe. */
+__attribute__((noinline)) static bool
+note_first_locked(struct stripe *stripe, uintptr_t start, struct nrm__order_tag tag,
+                  uintptr_t handle, bool (*is_tracked)(uintptr_t start))
+{
+    const struct nrm__use first = {NULL, start, tag, handle, true, false};
+    const struct nrm__use *other = *head_of(stripe, start);
+    while (other != NULL && other->start != start) {
+        other = other->next;
+    }
+    struct nrm__use *node = stripe->unused;
+    bool is_noted = other == NULL && node != NULL && is_tracked(start);
+    if (is_noted) {
+        stripe->unused = node->next;
+        insert_locked(stripe, node, &first);
+    }
+    stripe_release(stripe);
+    return is_noted;
 }
 
 bool
@@ -244,24 +258,19 @@ nrm__known_use_note_quickly(uintptr_t start, const struct nrm__order *order,
                             struct nrm__order_tag tag, uintptr_t handle,
                             bool (*is_tracked)(uintptr_t start))
 {
-    unsigned n = 0;
     struct stripe *stripe = stripe_of(start);
-    struct nrm__use **head = head_of(stripe, start);
-    stripe_acquire(stripe);
+    if (atomic_exchange_explicit(&stripe->is_locked, true, memory_order_acquire)) {
+        return false;
+    }
     fence_locked();
     tag.count = atomic_load_explicit(&order->count, memory_order_relaxed);
-    struct nrm__use *use = find_locked(*head, start, tag, &n);
-    if (use != NULL) {
-        use->tag.count = nrm__max(use->tag.count, tag.count);
+    struct nrm__use *use = find_locked(*head_of(stripe, start), start, tag);
+    if (use == NULL) {
+        return note_first_locked(stripe, start, tag, handle, is_tracked);
     }
-    else if (n == 0 && stripe->unused != NULL && is_tracked(start)) {
-        use = stripe->unused;
-        stripe->unused = use->next;
-        *use = (struct nrm__use){*head, start, tag, handle, true, false};
-        *head = use;
-    }
+    use->tag.count = nrm__max(use->tag.count, tag.count);
     stripe_release(stripe);
-    return use != NULL;
+    return true;
 }
 
 /* Whether a block waits for it when it is given back. */

@@ -39,8 +39,8 @@ NRM_NODISCARD nrm_status nrm__known_use_note(const struct nrm__use *use);
 /* The same for a stream that is known to be in a primary context: stamps in this call with
    what its slot says. A block whose use by the stream was noted before is live and tracked,
    as a use goes with its block; of any other address `is_tracked` says whether such a block
-   starts there, and waits for nobody. False: it cannot be done without memory, or there are
-   other uses. */
+   starts there. Waits for nobody. False: it cannot be done without memory or at once, or there
+   are other uses. */
 bool nrm__known_use_note_quickly(uintptr_t start, const struct nrm__order *order,
                                  struct nrm__order_tag tag, uintptr_t handle,
                                  bool (*is_tracked)(uintptr_t start));

@@ -297,13 +297,10 @@ nrm__record_use_quickly(const void *ptr, const nrm_stream *stream)
 
 /* ---- the public calls ---- */
 
-nrm_status
-nrm_record_use(const void *ptr, nrm_stream *stream)
+__attribute__((noinline)) static nrm_status
+record_use_slowly(const void *ptr, nrm_stream *stream)
 {
     struct place place;
-    if (nrm__record_use_quickly(ptr, stream)) {
-        return NRM_OK;
-    }
     NRM_TRY(find_place(ptr, &place));
     nrm_status status = check_place(&place, ptr);
     if (status == NRM_OK) {
@@ -314,6 +311,13 @@ nrm_record_use(const void *ptr, nrm_stream *stream)
     }
     leave_place(&place);
     return status;
+}
+
+nrm_status
+nrm_record_use(const void *ptr, nrm_stream *stream)
+{
+    return nrm__record_use_quickly(ptr, stream) ? NRM_OK
+                                                : record_use_slowly(ptr, stream);
 }
 
 nrm_status
