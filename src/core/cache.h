@@ -427,7 +427,7 @@ nrm__cache_park(struct nrm__magazines *magazines, struct nrm__live *block, void 
     *nrm__cache_parked_at(magazines, magazines->n_parked) = (struct nrm__parked){
         .cell = {ptr, block},
         .capacity = capacity,
-        .stamp = nrm__epoch_stamp(),
+        .stamp = nrm__epoch_stamp_uncounted(),
     };
     magazines->n_parked++;
     magazines->parked_nbytes += capacity;
@@ -454,8 +454,9 @@ size_t nrm__cache_unpark(struct nrm__magazines *magazines, struct nrm__parked *o
 bool nrm__cache_take_ripe(nrm_resource *pool, size_t nbytes, struct nrm__cell *out);
 
 /* Where this thread has parked enough for an epoch: closes one, or asks about those that are
-   closed. True: more is done than before. Detached. */
-bool nrm__cache_end_epoch(nrm_resource *pool);
+   closed. True: more is done than before. Detached. The one is called inside, and leaves. */
+bool nrm__cache_end_epoch(struct nrm__cache *cache, struct nrm__magazines *magazines);
+bool nrm__cache_end_epoch_of(nrm_resource *pool);
 
 /* Takes what this thread has parked, room for NRM__CACHE_PARKED; returns how many. */
 size_t nrm__cache_give_up_parked(nrm_resource *pool, struct nrm__parked *out);

@@ -30,10 +30,33 @@ nrm__cache_ripen(struct nrm__magazines *magazines)
     return n != 0;
 }
 
+/* How many of those that were parked last no closed epoch covers, and their bytes. */
+static uint32_t
+count_unclosed(struct nrm__magazines *magazines, size_t *out_nbytes)
+{
+    uint64_t recorded = nrm__epoch_newest_recorded();
+    uint32_t n = 0;
+    size_t nbytes = 0;
+    for (; n < magazines->n_parked; n++) {
+        const struct nrm__parked *each =
+            nrm__cache_parked_at(magazines, magazines->n_parked - 1 - n);
+        if (each->stamp <= recorded) {
+            break;
+        }
+        nbytes += each->capacity;
+    }
+    *out_nbytes = nbytes;
+    return n;
+}
+
 size_t
 nrm__cache_unpark(struct nrm__magazines *magazines, struct nrm__parked *out)
 {
     uint32_t n = magazines->n_parked;
+    size_t unclosed_nbytes;
+    if (n != 0) {
+        nrm__epoch_count(count_unclosed(magazines, &unclosed_nbytes));
+    }
     for (uint32_t i = 0; i < n; i++) {
         out[i] = *nrm__cache_parked_at(magazines, i);
     }
@@ -54,21 +77,6 @@ enter(nrm_resource *pool, struct nrm__cache **out)
         return NULL;
     }
     return slot->magazines;
-}
-
-static size_t
-unclosed_nbytes(struct nrm__magazines *magazines)
-{
-    uint64_t recorded = nrm__epoch_newest_recorded();
-    size_t nbytes = 0;
-    for (uint32_t n = magazines->n_parked; n != 0; n--) {
-        const struct nrm__parked *each = nrm__cache_parked_at(magazines, n - 1);
-        if (each->stamp <= recorded) {
-            break;
-        }
-        nbytes += each->capacity;
-    }
-    return nbytes;
 }
 
 static bool
@@ -112,24 +120,36 @@ nrm__cache_take_ripe(nrm_resource *pool, size_t nbytes, struct nrm__cell *out)
 }
 
 bool
-nrm__cache_end_epoch(nrm_resource *pool)
+nrm__cache_end_epoch(struct nrm__cache *cache, struct nrm__magazines *magazines)
+{
+    nrm_resource *pool = magazines->pool;
+    size_t nbytes;
+    uint32_t n = count_unclosed(magazines, &nbytes);
+    bool closes = nbytes >= magazines->epoch_nbytes;
+    nrm__cache_leave(cache);
+    uint64_t before = atomic_load(&nrm__epoch_newest_done);
+    if (closes) {
+        (void)pool->ops->close_epoch(pool, n);
+    }
+    else {
+        (void)nrm__epoch_poll();
+    }
+    return atomic_load(&nrm__epoch_newest_done) != before;
+}
+
+bool
+nrm__cache_end_epoch_of(nrm_resource *pool)
 {
     struct nrm__cache *cache;
     struct nrm__magazines *magazines = enter(pool, &cache);
     if (magazines == NULL) {
         return false;
     }
-    bool is_full = nrm__cache_fills_epoch(magazines);
-    bool closes = is_full && unclosed_nbytes(magazines) >= magazines->epoch_nbytes;
-    nrm__cache_leave(cache);
-    uint64_t before = atomic_load(&nrm__epoch_newest_done);
-    if (closes) {
-        (void)pool->ops->close_epoch(pool);
+    if (!nrm__cache_fills_epoch(magazines)) {
+        nrm__cache_leave(cache);
+        return false;
     }
-    else if (is_full) {
-        (void)nrm__epoch_poll();
-    }
-    return atomic_load(&nrm__epoch_newest_done) != before;
+    return nrm__cache_end_epoch(cache, magazines);
 }
 
 size_t

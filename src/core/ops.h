@@ -169,8 +169,9 @@ struct nrm__ops {
        is on the way from one thread to another does. The caller holds the pool. */
     void (*take_back)(nrm_resource *self, struct nrm__magazines *magazines);
 
-    /* Those of them that wait for GPUs: closes an epoch. False: not now. */
-    bool (*close_epoch)(nrm_resource *self);
+    /* Those of them that wait for GPUs: closes an epoch, in which a thread has parked so many
+       blocks. False: not now. */
+    bool (*close_epoch)(nrm_resource *self, uint64_t n_blocks);
 
     /* Adaptors: the upstream that a live block must be given back to, or NULL. */
     nrm_resource *(*branch)(nrm_resource *self, const struct nrm__block *block);

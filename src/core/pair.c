@@ -88,45 +88,80 @@ slot_for(struct nrm__cache *cache, struct nrm__slot *slot, size_t nbytes)
     return is_large ? nrm__short_large(cache, slot) : slot;
 }
 
-/* What is none of the usual cells and blocks; inside. False, and outside: not so. */
-static bool
-try_rest(size_t nbytes, size_t alignment, void **out, struct nrm__cache *cache,
-         struct nrm__slot *slot, nrm_resource **out_parking)
+/* Of a pool that parks what is freed: nothing but that is at hand, and none of it is done. */
+__attribute__((always_inline)) static inline bool
+has_none_ripe(const struct nrm__slot *slot)
 {
-    struct nrm__slot *serving = slot_for(cache, slot, nbytes);
-    void *ptr = serving != NULL
-                    ? nrm__short_allocate(serving, nbytes, alignment, NULL, NULL)
-                    : NULL;
-    if (ptr != NULL) {
-        *out = ptr;
-        (void)(serving == slot
-                   ? count_and_leave(cache, slot, nbytes, true)
-                   : count_large_and_leave(cache, slot, serving, nbytes, true));
-        return true;
-    }
-    bool may_end = serving != NULL && nbytes <= serving->limit &&
-                   nrm__short_is_open(serving) &&
-                   serving->magazines->epoch_nbytes != 0 &&
-                   nrm__cache_fills_epoch(serving->magazines);
-    *out_parking = may_end ? serving->pool : NULL;
-    nrm__cache_leave(cache);
-    return false;
+    return slot->magazines->set_nbytes == 0 && !nrm__cache_is_ripe(slot->magazines);
 }
 
-/* The same; with one more epoch closed what this thread has parked may be done. */
+/* Whether a slot's thread has parked enough for an epoch, for such a request. */
+static inline bool
+may_end_epoch(const struct nrm__slot *slot, size_t nbytes)
+{
+    return nbytes <= slot->limit && nrm__short_is_open(slot) &&
+           slot->magazines->epoch_nbytes != 0 &&
+           nrm__cache_fills_epoch(slot->magazines);
+}
+
+/* What is none of the usual cells and blocks; inside. NULL: none is at hand. */
+__attribute__((always_inline)) static inline void *
+take_rest(struct nrm__slot *serving, size_t nbytes, size_t alignment)
+{
+    if (nrm__short_is_parked(serving, nbytes, alignment)) {
+        void *ptr = nrm__short_take_parked(serving->magazines, nbytes, NULL);
+        if (ptr != NULL || has_none_ripe(serving)) {
+            return ptr;
+        }
+    }
+    return nrm__short_allocate(serving, nbytes, alignment, NULL, NULL);
+}
+
+/* Whether a block was taken, which then is counted; inside, and outside if it was. */
+__attribute__((always_inline)) static inline bool
+try_rest(size_t nbytes, size_t alignment, void **out, struct nrm__cache *cache,
+         const struct nrm__slot *slot, struct nrm__slot *serving)
+{
+    void *ptr = serving != NULL ? take_rest(serving, nbytes, alignment) : NULL;
+    if (ptr == NULL) {
+        return false;
+    }
+    *out = ptr;
+    (void)(serving == slot ? count_and_leave(cache, slot, nbytes, true)
+                           : count_large_and_leave(cache, slot, serving, nbytes, true));
+    return true;
+}
+
+/* With one more epoch closed what this thread has parked may be done. */
+__attribute__((noinline)) static nrm_status
+allocate_after_epoch(nrm_resource *mr, size_t nbytes, size_t alignment, void **out,
+                     struct nrm__cache *cache, struct nrm__magazines *magazines)
+{
+    bool more = nrm__cache_end_epoch(cache, magazines);
+    struct nrm__slot *slot = more ? nrm__cache_enter_slot(mr, &cache) : NULL;
+    if (slot != NULL) {
+        struct nrm__slot *serving = slot_for(cache, slot, nbytes);
+        if (try_rest(nbytes, alignment, out, cache, slot, serving)) {
+            return NRM_OK;
+        }
+        nrm__cache_leave(cache);
+    }
+    return nrm__allocate_long(mr, nbytes, alignment, NULL, 0, out);
+}
+
 __attribute__((noinline)) static nrm_status
 allocate_rest(nrm_resource *mr, size_t nbytes, size_t alignment, void **out,
               struct nrm__cache *cache, struct nrm__slot *slot)
 {
-    nrm_resource *parking;
-    if (try_rest(nbytes, alignment, out, cache, slot, &parking)) {
+    struct nrm__slot *serving = slot_for(cache, slot, nbytes);
+    if (try_rest(nbytes, alignment, out, cache, slot, serving)) {
         return NRM_OK;
     }
-    bool more = parking != NULL && nrm__cache_end_epoch(parking);
-    slot = more ? nrm__cache_enter_slot(mr, &cache) : NULL;
-    if (slot != NULL && try_rest(nbytes, alignment, out, cache, slot, &parking)) {
-        return NRM_OK;
+    if (serving != NULL && may_end_epoch(serving, nbytes)) {
+        return allocate_after_epoch(mr, nbytes, alignment, out, cache,
+                                    serving->magazines);
     }
+    nrm__cache_leave(cache);
     return nrm__allocate_long(mr, nbytes, alignment, NULL, 0, out);
 }
 
@@ -181,11 +216,15 @@ __attribute__((noinline)) static nrm_status
 allocate_parked(nrm_resource *mr, size_t nbytes, size_t alignment, void **out,
                 struct nrm__cache *cache, struct nrm__slot *slot)
 {
-    void *ptr = nrm__short_is_parked(slot, nbytes, alignment)
-                    ? nrm__short_take_parked(slot->magazines, nbytes, NULL)
-                    : NULL;
-    if (ptr == NULL) {
+    if (!nrm__short_is_parked(slot, nbytes, alignment)) {
         return allocate_rest(mr, nbytes, alignment, out, cache, slot);
+    }
+    struct nrm__magazines *magazines = slot->magazines;
+    void *ptr = nrm__short_take_parked(magazines, nbytes, NULL);
+    if (ptr == NULL) {
+        return has_none_ripe(slot) && nrm__cache_fills_epoch(magazines)
+                   ? allocate_after_epoch(mr, nbytes, alignment, out, cache, magazines)
+                   : allocate_rest(mr, nbytes, alignment, out, cache, slot);
     }
     *out = ptr;
     return count_and_leave(cache, slot, nbytes, true);
@@ -308,8 +347,9 @@ allocate_short_zeroed(nrm_resource *mr, size_t nbytes, size_t alignment,
         return false;
     }
     if (stream == NULL) {
-        nrm_resource *parking;
-        if (!try_rest(nbytes, alignment, out, cache, slot, &parking)) {
+        struct nrm__slot *serving = slot_for(cache, slot, nbytes);
+        if (!try_rest(nbytes, alignment, out, cache, slot, serving)) {
+            nrm__cache_leave(cache);
             return false;
         }
         nrm__short_zero(*out, nbytes);

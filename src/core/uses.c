@@ -1,7 +1,7 @@
 /*
  * Context epochs. uses.h says what they are for.
  *
- * `open_number` is the number of the open epoch. Whoever closes it makes the next number
+ * `nrm__epoch_open` is the number of the open epoch. Whoever closes it makes the next number
  * visible first and records then, so a block stamped with the old number was given back
  * before the record, and with it everything submitted before. A block stamped with the
  * new number may have been given back before the record too; it waits for a later one.
@@ -20,6 +20,7 @@
 #include "base/bits.h"
 #include "base/error.h"
 #include "base/lock.h"
+#include "base/owned.h"
 #include "base/planted.h"
 #include "core/background.h"
 #include "core/hooks.h"
@@ -46,17 +47,19 @@ struct slot {
     atomic_uint_least64_t n_blocks; /* given back while it was open */
     bool asks; /* about its events at once, as no other epoch is pending */
     int n_events;
+    atomic_int_least64_t n_closed, n_records; /* that were made through it */
     struct nrm__cuda_event events[NRM__MAX_DEVICES];
     struct nrm__cuda_event spares[NRM__MAX_DEVICES]; /* for later, each of its device */
 };
 
-static atomic_uint_least64_t open_number = 1, recorded_number;
+atomic_uint_least64_t nrm__epoch_open = 1;
+static atomic_uint_least64_t recorded_number; /* or what is done, if that is more */
 atomic_uint_least64_t nrm__epoch_newest_done;
 static atomic_uint_least64_t lost_generations; /* + 1; 0: no device was lost */
 atomic_bool nrm__epoch_forbids;
-static atomic_uint_least64_t n_stamps;        /* given out */
+static atomic_uint_least64_t n_stamps;        /* that were counted */
 static atomic_uint_least64_t n_stamps_closed; /* of them in closed epochs */
-static atomic_uint_least64_t n_closed, n_records, n_waits, n_polls;
+static atomic_uint_least64_t n_waits, n_polls;
 
 static struct nrm__lock epochs_lock = NRM__LOCK_INIT(NRM__RANK_EPOCHS);
 static struct slot slots[MAX_PENDING];
@@ -86,13 +89,20 @@ nrm__epoch_stamp(void)
     /* The program's submissions come before the read: where submitting and recording do
        not meet in a lock of the driver, only the order of these two says so. */
     atomic_fetch_add(&n_stamps, 1);
-    return atomic_load(&open_number);
+    return atomic_load(&nrm__epoch_open);
+}
+
+void
+nrm__epoch_count(uint64_t n_blocks)
+{
+    atomic_fetch_add_explicit(&n_stamps, n_blocks, memory_order_relaxed);
 }
 
 uint64_t
 nrm__epoch_newest_recorded(void)
 {
-    return atomic_load_explicit(&recorded_number, memory_order_acquire);
+    uint64_t done = atomic_load_explicit(&nrm__epoch_newest_done, memory_order_acquire);
+    return nrm__max(atomic_load_explicit(&recorded_number, memory_order_acquire), done);
 }
 
 static void
@@ -214,7 +224,7 @@ record_one(struct slot *slot, int device)
     enum nrm__record result =
         nrm__cuda_record_with(device, spare, slot->asks ? &is_done : NULL);
     if (result == NRM__RECORDED) {
-        atomic_fetch_add_explicit(&n_records, 1, memory_order_relaxed);
+        nrm__owned_add(&slot->n_records, 1);
     }
     if (result == NRM__RECORDED && spare->handle != NULL && !is_done) {
         slot->events[slot->n_events++] = *spare;
@@ -252,8 +262,31 @@ record_all(struct slot *slot)
     return true;
 }
 
+/* The next number becomes visible; what was stamped since the last one counts as the slot's,
+   and what its closer says besides. Two closers may count the same: it is a pace. */
+static uint64_t
+publish(struct slot *slot, uint64_t n_more)
+{
+    uint64_t step = NRM_PLANTED(RECORD_BEFORE_PUBLISH) ? 0 : 1;
+    uint64_t number = atomic_fetch_add(&nrm__epoch_open, step);
+    uint64_t n_all = atomic_load_explicit(&n_stamps, memory_order_relaxed);
+    uint64_t n_before = atomic_load_explicit(&n_stamps_closed, memory_order_relaxed);
+    uint64_t n_blocks = n_more + (n_all > n_before ? n_all - n_before : 0);
+    atomic_store_explicit(&n_stamps_closed, n_all, memory_order_relaxed);
+    atomic_store_explicit(&slot->n_blocks, n_blocks, memory_order_relaxed);
+    atomic_store_explicit(&slot->number, number, memory_order_relaxed);
+    return number;
+}
+
+static void
+note_recorded(struct slot *slot, uint64_t number)
+{
+    nrm__owned_add(&slot->n_closed, 1);
+    raise_to(slot->n_events != 0 ? &recorded_number : &nrm__epoch_newest_done, number);
+}
+
 bool
-nrm__epoch_close(void)
+nrm__epoch_close_of(uint64_t n_blocks)
 {
     if (nrm__is_exiting() || nrm__cuda_is_forked() || nrm__epoch_is_lost() ||
         nrm__background_is_here()) {
@@ -264,24 +297,14 @@ nrm__epoch_close(void)
         return false;
     }
     void *token = nrm__detach();
-    bool publishes_late = NRM_PLANTED(RECORD_BEFORE_PUBLISH);
-    uint64_t number = atomic_fetch_add(&open_number, publishes_late ? 0 : 1);
-    atomic_store_explicit(&slot->number, number, memory_order_relaxed);
-    uint64_t n_all = atomic_load_explicit(&n_stamps, memory_order_relaxed);
-    uint64_t n_before = atomic_exchange(&n_stamps_closed, n_all);
-    atomic_store_explicit(&slot->n_blocks, n_all > n_before ? n_all - n_before : 0,
-                          memory_order_relaxed);
+    uint64_t number = publish(slot, n_blocks);
     /* Without a driver in this process nothing of the pools' can be in use. */
     bool recorded = nrm__cuda_driver() == NULL || record_all(slot);
-    if (publishes_late) {
-        atomic_fetch_add(&open_number, 1);
+    if (NRM_PLANTED(RECORD_BEFORE_PUBLISH)) {
+        atomic_fetch_add(&nrm__epoch_open, 1);
     }
     if (recorded) {
-        atomic_fetch_add_explicit(&n_closed, 1, memory_order_relaxed);
-        raise_to(&recorded_number, number);
-        if (slot->n_events == 0) {
-            raise_to(&nrm__epoch_newest_done, number);
-        }
+        note_recorded(slot, number);
     }
     else {
         /* The number was published without a record: a later epoch covers its blocks. */
@@ -294,6 +317,12 @@ nrm__epoch_close(void)
         (void)nrm__epoch_poll();
     }
     return recorded;
+}
+
+bool
+nrm__epoch_close(void)
+{
+    return nrm__epoch_close_of(0);
 }
 
 /* ---- asking ---- */
@@ -467,7 +496,7 @@ void
 nrm__epoch_forget_contexts(void)
 {
     struct slot *slot;
-    uint64_t number = atomic_fetch_add(&open_number, 1);
+    uint64_t number = atomic_fetch_add(&nrm__epoch_open, 1);
     while ((slot = take_oldest()) != NULL) {
         drop_events(slot);
         set_state(slot, SLOT_FREE);
@@ -487,15 +516,15 @@ void
 nrm__epoch_counts(struct nrm__epoch_counts *out)
 {
     *out = (struct nrm__epoch_counts){
-        .open = atomic_load(&open_number),
+        .open = atomic_load(&nrm__epoch_open),
         .done = atomic_load(&nrm__epoch_newest_done),
-        .closed = atomic_load(&n_closed),
-        .records = atomic_load(&n_records),
         .waits = atomic_load(&n_waits),
         .polls = atomic_load(&n_polls),
     };
     for (int i = 0; i < MAX_PENDING; i++) {
         out->pending += atomic_load(&slots[i].state) != SLOT_FREE;
+        out->closed += (uint64_t)nrm__owned_get(&slots[i].n_closed);
+        out->records += (uint64_t)nrm__owned_get(&slots[i].n_records);
     }
 }
 

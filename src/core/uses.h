@@ -11,11 +11,34 @@
 #ifndef NRM_CORE_USES_H
 #define NRM_CORE_USES_H
 
+#include "base/fence.h"
 #include "core/ops.h"
 
 /* The stamp of a block that is given back now. Never 0; 0 is the stamp of memory that
    no GPU has seen, always done. */
 uint64_t nrm__epoch_stamp(void);
+
+extern atomic_uint_least64_t nrm__epoch_open; /* the open epoch's number */
+
+/* The same for a thread that counts what it has stamped, and says so later: in
+   nrm__epoch_count or nrm__epoch_close_of. The driver takes a lock to submit, and the same
+   one to record: that orders the submissions before the read on x86-64, whose loads do not
+   overtake an exchange. Elsewhere it is not known to, and a fence does. */
+static inline uint64_t
+nrm__epoch_stamp_uncounted(void)
+{
+#if defined(NRM_PLANTED_FAULTS)
+    return nrm__epoch_stamp();
+#else
+#if !defined(__x86_64__)
+    nrm__full_fence();
+#endif
+    return atomic_load(&nrm__epoch_open);
+#endif
+}
+
+/* So many blocks were stamped: how long a wait for them may last depends on it. */
+void nrm__epoch_count(uint64_t n_blocks);
 
 /* Everything up to this number is done. */
 extern atomic_uint_least64_t nrm__epoch_newest_done;
@@ -38,6 +61,9 @@ bool nrm__epoch_poll(void);
    too many are pending, a capture forbids a record, the device is lost, or this is the
    background thread. */
 bool nrm__epoch_close(void);
+
+/* The same, where so many blocks of the open epoch were stamped without being counted. */
+bool nrm__epoch_close_of(uint64_t n_blocks);
 
 /* Waits, detached and polling, until more epochs are done than before: at most `limit_ns`
    (UINT64_MAX: as long as it takes), or twice what the GPU needs at its pace of late, but not

@@ -212,14 +212,10 @@ record_inside(const struct nrm__cuda_scope *scope, struct nrm__cuda_event *event
     return event->handle != NULL ? ask_at_once(scope, event, out_done) : result;
 }
 
-/* A reset meanwhile: nobody knows to which life the event belongs. */
-static enum nrm__record
-if_same_life(enum nrm__record result, bool is_same)
-{
-    return result == NRM__RECORDED && !is_same ? NRM__RECORD_CAPTURE : result;
-}
-
-/* In a context that we retain. NRM__RECORD_IDLE: it lives no more, if we retain one. */
+/* In a context that we retain, and whose life was asked for after the caller had published its
+   number. NRM__RECORD_IDLE: it lives no more, if we retain one. A reset meanwhile ends all
+   work that the number covers: whatever the event then tells, and whosever it is, that
+   is done, and its generation is noticed to be over before it is used again. */
 static enum nrm__record
 record_retained(int device, struct nrm__cuda_event *event, bool *out_done)
 {
@@ -228,12 +224,12 @@ record_retained(int device, struct nrm__cuda_event *event, bool *out_done)
         return NRM__RECORD_IDLE;
     }
     enum nrm__record result = record_inside(&scope, event, out_done);
-    bool is_same = result != NRM__RECORDED || nrm__cuda_is_same_life(&scope);
     nrm__cuda_leave(&scope);
-    return if_same_life(result, is_same);
+    return result;
 }
 
-/* In one that has to be looked for. */
+/* In one that has to be looked for: a reset meanwhile, and nobody knows to which life the event
+   belongs. */
 static enum nrm__record
 record_existing(int device, struct nrm__cuda_event *event, bool *out_done)
 {
@@ -247,7 +243,8 @@ record_existing(int device, struct nrm__cuda_event *event, bool *out_done)
     }
     enum nrm__record result = record_inside(&scope, event, out_done);
     nrm__cuda_leave(&scope);
-    return if_same_life(result, nrm__cuda_generation(device) == scope.generation);
+    bool is_same = nrm__cuda_generation(device) == scope.generation;
+    return result == NRM__RECORDED && !is_same ? NRM__RECORD_CAPTURE : result;
 }
 
 enum nrm__record

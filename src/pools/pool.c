@@ -108,14 +108,14 @@ take_ripe(struct nrm__pool *pool, const struct nrm__request *request,
         return false;
     }
     return nrm__cache_take_ripe(&pool->base, nbytes, out) ||
-           (nrm__cache_end_epoch(&pool->base) &&
+           (nrm__cache_end_epoch_of(&pool->base) &&
             nrm__cache_take_ripe(&pool->base, nbytes, out));
 }
 
 static bool
-close_epoch(nrm_resource *mr)
+close_epoch(nrm_resource *mr, uint64_t n_blocks)
 {
-    return nrm__pool_close_epoch(nrm__pool_from(mr));
+    return nrm__pool_close_epoch_of(nrm__pool_from(mr), n_blocks);
 }
 
 static nrm_status

@@ -375,6 +375,7 @@ bool nrm__pool_take_from_thread(struct nrm__pool *pool);
 
 /* Epochs of a tracked pool: see core/uses.h. */
 bool nrm__pool_close_epoch(struct nrm__pool *pool);
+bool nrm__pool_close_epoch_of(struct nrm__pool *pool, uint64_t n_blocks);
 void nrm__pool_close_full_epoch(struct nrm__pool *pool);
 bool nrm__pool_wait_for_epoch(struct nrm__pool *pool, uint64_t limit_ns);
 

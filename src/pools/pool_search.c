@@ -44,13 +44,19 @@ nrm__pool_block_nbytes(const struct nrm__pool *pool, const struct nrm__request *
 }
 
 bool
-nrm__pool_close_epoch(struct nrm__pool *pool)
+nrm__pool_close_epoch_of(struct nrm__pool *pool, uint64_t n_blocks)
 {
-    bool closed = nrm__epoch_close();
+    bool closed = nrm__epoch_close_of(n_blocks);
     if (closed) {
         atomic_fetch_add_explicit(&pool->n_epochs, 1, memory_order_relaxed);
     }
     return closed;
+}
+
+bool
+nrm__pool_close_epoch(struct nrm__pool *pool)
+{
+    return nrm__pool_close_epoch_of(pool, 0);
 }
 
 /* Waits for the GPU: once for the oldest epoch, as long again as the GPU has lately needed,

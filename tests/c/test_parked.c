@@ -118,12 +118,12 @@ static const struct context_case {
     bool is_current;
     uint64_t n_calls; /* for an epoch on an idle GPU */
 } context_cases[] = {
-    {"current", true, 8},
-    {"not current", false, 10},
+    {"current", true, 7},
+    {"not current", false, 9},
 };
 
 /* A record, a query, the capture mode and back; whether somebody captures, which life of the
-   context this is, before and after, and which one is current. */
+   context this is, and which one is current. */
 TEST_EACH(an_epoch_takes_few_calls_of_the_driver, context_cases)
 {
     struct scene scene = scene_begin(&copies_kinds[0], 0);
@@ -135,6 +135,55 @@ TEST_EACH(an_epoch_takes_few_calls_of_the_driver, context_cases)
     pairs(scene.pool, NRM__MIB, 10);
     CHECK_EQ(sim.call_count(NULL) - before, 10 * row->n_calls);
     CHECK_EQ(cuda.cuCtxSetCurrent(scene.copies.context), NRM_CUDA_SUCCESS);
+    scene_end(&scene);
+}
+
+static const struct moment {
+    const char *name;
+    const char *call;
+    enum nrm_cudasim_moment moment;
+} resets[] = {
+    {"before it is known whether somebody captures", "cuStreamIsCapturing",
+     NRM_CUDASIM_CALL_BEGINS},
+    {"before the record", "cuCtxRecordEvent", NRM_CUDASIM_CALL_BEGINS},
+    {"after the record", "cuCtxRecordEvent", NRM_CUDASIM_CALL_ENDS},
+    {"before the query", "cuEventQuery", NRM_CUDASIM_CALL_BEGINS},
+    {"after the query", "cuEventQuery", NRM_CUDASIM_CALL_ENDS},
+};
+
+/* What another thread may do, once. */
+static int
+reset_there(void *arg, int moment, const char *call)
+{
+    const struct moment **at = arg;
+    nrm_CUcontext context;
+    if (*at != NULL && moment == (int)(*at)->moment && strcmp(call, (*at)->call) == 0) {
+        *at = NULL;
+        CHECK_EQ(cuda.cuDevicePrimaryCtxReset(0), NRM_CUDA_SUCCESS);
+        CHECK_EQ(cuda.cuDevicePrimaryCtxRetain(&context, 0), NRM_CUDA_SUCCESS);
+        CHECK_EQ(cuda.cuCtxSetCurrent(context), NRM_CUDA_SUCCESS);
+    }
+    return 1;
+}
+
+TEST_EACH(a_reset_amid_an_epoch_costs_no_more_than_that_epoch, resets)
+{
+    struct scene scene = scene_begin(&copies_kinds[0], 0);
+    const struct moment *at = row;
+    pairs(scene.pool, NRM__MIB, 20);
+    char *live = allocate(scene.pool, NRM__MIB);
+    memset(live, 7, NRM__MIB);
+    sim.set_chooser(reset_there, &at);
+    pairs(scene.pool, NRM__MIB, 3);
+    sim.set_chooser(NULL, NULL);
+    CHECK(at == NULL);
+    pairs(scene.pool, NRM__MIB, 3);
+    uint64_t before = n_closed();
+    pairs(scene.pool, NRM__MIB, 10);
+    CHECK_EQ(n_closed() - before, 10u);
+    CHECK(live[0] == 7 && live[NRM__MIB - 1] == 7);
+    deallocate(scene.pool, live);
+    simulator_check_faults();
     scene_end(&scene);
 }
 
