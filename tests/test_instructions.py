@@ -26,7 +26,7 @@ N_PAIRS = 1500
 
 # Instructions of a pair, at most: what gcc 12 needs on x86-64, and three in a hundred.
 # Those of a bare handle are the simulated driver's for the most part, and of those of
-# parked blocks from 1 MiB four in five: a record, a query and eight calls beside. Of
+# parked blocks from 1 MiB four in five: a record, a query and five calls beside. Of
 # 64 KiB it is a sixteenth of that. "routed" is what stands behind page-locked arrays.
 # What has to be aligned more than all memory is, here to a page, goes the long way.
 CEILINGS = {
@@ -53,15 +53,15 @@ CEILINGS = {
     "device_logged_64_KiB": 611,
     "fixed_64_KiB": 346,
     "pinned_64_KiB": 279,
-    "parked_64_KiB": 730,
-    "parked_1_MiB": 6515,
-    "routed_64_KiB": 917,
-    "routed_1_MiB": 6614,
+    "parked_64_KiB": 678,
+    "parked_1_MiB": 5949,
+    "routed_64_KiB": 856,
+    "routed_1_MiB": 6057,
     "handle_64_KiB": 2640,
     "current_of_device": 75,
     "current": 130,
     "wrap": 90,
-    "use": 118,
+    "use": 98,
     "use_handle": 1757,
 }
 

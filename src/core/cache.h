@@ -35,6 +35,7 @@
 #define NRM__CACHE_PARKED 128u         /* blocks that wait for GPUs */
 #define NRM__CACHE_PARKED_ALWAYS 4u    /* so many whatever their size */
 #define NRM__CACHE_PARKED_EPOCHS 16u /* and else not more than so many epochs of them */
+#define NRM__EPOCH_LARGE 4u /* blocks of this share of an epoch make a shorter one do */
 
 /* A free cell or block on its way: neither free for others nor live. */
 struct nrm__cell {
@@ -412,13 +413,6 @@ nrm__cache_is_ripe(struct nrm__magazines *magazines)
            nrm__epoch_is_done(nrm__cache_parked_at(magazines, 0)->stamp);
 }
 
-/* Whether what is parked is enough for an epoch. */
-static inline bool
-nrm__cache_fills_epoch(const struct nrm__magazines *magazines)
-{
-    return magazines->parked_nbytes >= magazines->epoch_nbytes;
-}
-
 /* Parks a block that is claimed, for which there is room, inside. */
 static inline void
 nrm__cache_park(struct nrm__magazines *magazines, struct nrm__live *block, void *ptr,
@@ -453,9 +447,11 @@ size_t nrm__cache_unpark(struct nrm__magazines *magazines, struct nrm__parked *o
 /* Takes a block of a size that is done and this thread has kept; false: there is none. */
 bool nrm__cache_take_ripe(nrm_resource *pool, size_t nbytes, struct nrm__cell *out);
 
-/* Where this thread has parked enough for an epoch: closes one, or asks about those that are
-   closed. True: more is done than before. Detached. The one is called inside, and leaves. */
-bool nrm__cache_end_epoch(struct nrm__cache *cache, struct nrm__magazines *magazines);
+/* Closes an epoch if so many bytes are parked in it, or asks about those that are closed.
+   True: more is done than before. Detached. The first is called inside, where so much is
+   parked, and leaves; the second does nothing otherwise. */
+bool nrm__cache_end_epoch(struct nrm__cache *cache, struct nrm__magazines *magazines,
+                          size_t enough);
 bool nrm__cache_end_epoch_of(nrm_resource *pool);
 
 /* Takes what this thread has parked, room for NRM__CACHE_PARKED; returns how many. */
@@ -505,6 +501,26 @@ nrm__shard_count_out(struct nrm__shard *shard, size_t nbytes)
 {
     nrm__shard_count_cell_out(shard, nbytes);
     return nrm__owned_get(&shard->left_bytes) > nrm__owned_get(&shard->most_left);
+}
+
+/* What this thread has live of the resource: less than nothing where it frees for others. */
+static inline int64_t
+nrm__shard_live_bytes(const struct nrm__shard *shard)
+{
+    return nrm__owned_get(&shard->top_bytes) - nrm__owned_get(&shard->left_bytes);
+}
+
+/* So many bytes of an epoch, parked, are enough to close it for a request. Large blocks that
+   the thread has live share the core's cache with those: a part of the epoch is theirs. */
+static inline size_t
+nrm__cache_enough_for(const struct nrm__slot *slot, size_t nbytes)
+{
+    size_t enough = slot->magazines->epoch_nbytes;
+    if (nbytes < enough / NRM__EPOCH_LARGE) {
+        return enough;
+    }
+    int64_t live = nrm__shard_live_bytes(slot->front);
+    return enough - (live > 0 ? nrm__min((size_t)live, enough / 2) : 0);
 }
 
 /* Makes every thread publish what it knows of a resource: its own counters then say it all.

@@ -120,12 +120,13 @@ nrm__cache_take_ripe(nrm_resource *pool, size_t nbytes, struct nrm__cell *out)
 }
 
 bool
-nrm__cache_end_epoch(struct nrm__cache *cache, struct nrm__magazines *magazines)
+nrm__cache_end_epoch(struct nrm__cache *cache, struct nrm__magazines *magazines,
+                     size_t enough)
 {
     nrm_resource *pool = magazines->pool;
     size_t nbytes;
     uint32_t n = count_unclosed(magazines, &nbytes);
-    bool closes = nbytes >= magazines->epoch_nbytes;
+    bool closes = nbytes >= enough;
     nrm__cache_leave(cache);
     uint64_t before = atomic_load(&nrm__epoch_newest_done);
     if (closes) {
@@ -145,11 +146,11 @@ nrm__cache_end_epoch_of(nrm_resource *pool)
     if (magazines == NULL) {
         return false;
     }
-    if (!nrm__cache_fills_epoch(magazines)) {
+    if (magazines->parked_nbytes < magazines->epoch_nbytes) {
         nrm__cache_leave(cache);
         return false;
     }
-    return nrm__cache_end_epoch(cache, magazines);
+    return nrm__cache_end_epoch(cache, magazines, magazines->epoch_nbytes);
 }
 
 size_t

@@ -88,20 +88,19 @@ slot_for(struct nrm__cache *cache, struct nrm__slot *slot, size_t nbytes)
     return is_large ? nrm__short_large(cache, slot) : slot;
 }
 
-/* Of a pool that parks what is freed: nothing but that is at hand, and none of it is done. */
+/* Whether the thread has parked enough of an epoch for such a request. */
 __attribute__((always_inline)) static inline bool
-has_none_ripe(const struct nrm__slot *slot)
+has_enough(const struct nrm__slot *slot, size_t nbytes)
 {
-    return slot->magazines->set_nbytes == 0 && !nrm__cache_is_ripe(slot->magazines);
+    return slot->magazines->parked_nbytes >= nrm__cache_enough_for(slot, nbytes);
 }
 
-/* Whether a slot's thread has parked enough for an epoch, for such a request. */
+/* The same of any slot. */
 static inline bool
 may_end_epoch(const struct nrm__slot *slot, size_t nbytes)
 {
     return nbytes <= slot->limit && nrm__short_is_open(slot) &&
-           slot->magazines->epoch_nbytes != 0 &&
-           nrm__cache_fills_epoch(slot->magazines);
+           slot->magazines->epoch_nbytes != 0 && has_enough(slot, nbytes);
 }
 
 /* What is none of the usual cells and blocks; inside. NULL: none is at hand. */
@@ -110,8 +109,11 @@ take_rest(struct nrm__slot *serving, size_t nbytes, size_t alignment)
 {
     if (nrm__short_is_parked(serving, nbytes, alignment)) {
         void *ptr = nrm__short_take_parked(serving->magazines, nbytes, NULL);
-        if (ptr != NULL || has_none_ripe(serving)) {
+        if (ptr != NULL) {
             return ptr;
+        }
+        if (!nrm__cache_is_ripe(serving->magazines)) {
+            return nrm__short_take_block(serving->magazines, nbytes, NULL, NULL);
         }
     }
     return nrm__short_allocate(serving, nbytes, alignment, NULL, NULL);
@@ -135,9 +137,10 @@ try_rest(size_t nbytes, size_t alignment, void **out, struct nrm__cache *cache,
 /* With one more epoch closed what this thread has parked may be done. */
 __attribute__((noinline)) static nrm_status
 allocate_after_epoch(nrm_resource *mr, size_t nbytes, size_t alignment, void **out,
-                     struct nrm__cache *cache, struct nrm__magazines *magazines)
+                     struct nrm__cache *cache, const struct nrm__slot *parking)
 {
-    bool more = nrm__cache_end_epoch(cache, magazines);
+    bool more = nrm__cache_end_epoch(cache, parking->magazines,
+                                     nrm__cache_enough_for(parking, nbytes));
     struct nrm__slot *slot = more ? nrm__cache_enter_slot(mr, &cache) : NULL;
     if (slot != NULL) {
         struct nrm__slot *serving = slot_for(cache, slot, nbytes);
@@ -158,8 +161,7 @@ allocate_rest(nrm_resource *mr, size_t nbytes, size_t alignment, void **out,
         return NRM_OK;
     }
     if (serving != NULL && may_end_epoch(serving, nbytes)) {
-        return allocate_after_epoch(mr, nbytes, alignment, out, cache,
-                                    serving->magazines);
+        return allocate_after_epoch(mr, nbytes, alignment, out, cache, serving);
     }
     nrm__cache_leave(cache);
     return nrm__allocate_long(mr, nbytes, alignment, NULL, 0, out);
@@ -219,12 +221,9 @@ allocate_parked(nrm_resource *mr, size_t nbytes, size_t alignment, void **out,
     if (!nrm__short_is_parked(slot, nbytes, alignment)) {
         return allocate_rest(mr, nbytes, alignment, out, cache, slot);
     }
-    struct nrm__magazines *magazines = slot->magazines;
-    void *ptr = nrm__short_take_parked(magazines, nbytes, NULL);
+    void *ptr = nrm__short_take_parked(slot->magazines, nbytes, NULL);
     if (ptr == NULL) {
-        return has_none_ripe(slot) && nrm__cache_fills_epoch(magazines)
-                   ? allocate_after_epoch(mr, nbytes, alignment, out, cache, magazines)
-                   : allocate_rest(mr, nbytes, alignment, out, cache, slot);
+        return allocate_rest(mr, nbytes, alignment, out, cache, slot);
     }
     *out = ptr;
     return count_and_leave(cache, slot, nbytes, true);

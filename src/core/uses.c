@@ -25,6 +25,7 @@
 #include "core/background.h"
 #include "core/hooks.h"
 #include "core/watch.h"
+#include "cuda/capture.h"
 #include "cuda/event.h"
 #include "os/fork.h"
 #include "os/system.h"
@@ -62,7 +63,8 @@ static atomic_uint_least64_t n_stamps_closed; /* of them in closed epochs */
 static atomic_uint_least64_t n_waits, n_polls;
 
 static struct nrm__lock epochs_lock = NRM__LOCK_INIT(NRM__RANK_EPOCHS);
-static struct slot slots[MAX_PENDING];
+static struct slot slots[MAX_PENDING]; /* each records under a mark of its own */
+_Static_assert(MAX_PENDING <= NRM__CUDA_MARKS, "one for each slot");
 static int n_forbidders; /* under the lock */
 
 /* How long allocations wait for the oldest epoch, all together: once, and longer where
@@ -221,8 +223,8 @@ record_one(struct slot *slot, int device)
 {
     struct nrm__cuda_event *spare = &slot->spares[device];
     bool is_done = false;
-    enum nrm__record result =
-        nrm__cuda_record_with(device, spare, slot->asks ? &is_done : NULL);
+    enum nrm__record result = nrm__cuda_record_with(device, spare, (int)(slot - slots),
+                                                    slot->asks ? &is_done : NULL);
     if (result == NRM__RECORDED) {
         nrm__owned_add(&slot->n_records, 1);
     }
@@ -241,9 +243,6 @@ record_all(struct slot *slot)
 {
     int n_devices = nrm__cuda_n_devices();
     for (int i = 0; i < n_devices; i++) {
-        if (!nrm__cuda_may_be_active(i)) {
-            continue;
-        }
         switch (record_one(slot, NRM_PLANTED(EVENT_OF_WRONG_DEVICE) ? 0 : i)) {
         case NRM__RECORDED:
             break;

@@ -11,6 +11,7 @@
 #define PAUSE_NS UINT64_C(20000)
 
 static atomic_uint n_announced, n_recorders;
+static atomic_bool marks[NRM__CUDA_MARKS];
 
 /* ---- asking ---- */
 
@@ -100,12 +101,21 @@ nrm__cuda_capture_shield(void)
     atomic_fetch_add(&n_announced, 1);
 }
 
+static bool
+somebody_records(void)
+{
+    bool records = atomic_load(&n_recorders) != 0;
+    for (int i = 0; i < NRM__CUDA_MARKS && !records; i++) {
+        records = atomic_load(&marks[i]);
+    }
+    return records;
+}
+
 void
 nrm__cuda_capture_announce(void)
 {
     nrm__cuda_capture_shield();
-    while (atomic_load(&n_recorders) != 0 && !nrm__cuda_is_exiting() &&
-           !nrm__cuda_is_forked()) {
+    while (somebody_records() && !nrm__cuda_is_exiting() && !nrm__cuda_is_forked()) {
         nrm__sleep_ns(PAUSE_NS);
     }
 }
@@ -117,18 +127,28 @@ nrm__cuda_capture_withdraw(void)
 }
 
 bool
-nrm__cuda_record_begin(void)
+nrm__cuda_record_begin(int mark)
 {
-    atomic_fetch_add(&n_recorders, 1);
+    if (mark >= 0) {
+        atomic_store(&marks[mark], true);
+    }
+    else {
+        atomic_fetch_add(&n_recorders, 1);
+    }
     if (atomic_load(&n_announced) != 0) {
-        nrm__cuda_record_end();
+        nrm__cuda_record_end(mark);
         return false;
     }
     return true;
 }
 
 void
-nrm__cuda_record_end(void)
+nrm__cuda_record_end(int mark)
 {
-    atomic_fetch_sub(&n_recorders, 1);
+    if (mark >= 0) {
+        atomic_store_explicit(&marks[mark], false, memory_order_release);
+    }
+    else {
+        atomic_fetch_sub(&n_recorders, 1);
+    }
 }

@@ -51,8 +51,12 @@ void nrm__cuda_capture_withdraw(void);
    already, and is not waited for. */
 void nrm__cuda_capture_shield(void);
 
+/* A few recorders, each with a number that nobody else uses at the time, mark themselves
+   without being counted; all others are NRM__CUDA_COUNTED. */
+enum { NRM__CUDA_MARKS = 8, NRM__CUDA_COUNTED = -1 };
+
 /* Around a record of a context; false: a capture is announced, and there must be none. */
-bool nrm__cuda_record_begin(void);
-void nrm__cuda_record_end(void);
+bool nrm__cuda_record_begin(int mark);
+void nrm__cuda_record_end(int mark);
 
 #endif

@@ -198,13 +198,13 @@ ask_at_once(const struct nrm__cuda_scope *scope, struct nrm__cuda_event *event,
 /* In a context that was entered. What a synchronisation has waited for is done. */
 static enum nrm__record
 record_inside(const struct nrm__cuda_scope *scope, struct nrm__cuda_event *event,
-              bool *out_done)
+              int mark, bool *out_done)
 {
-    if (!nrm__cuda_record_begin()) {
+    if (!nrm__cuda_record_begin(mark)) {
         return NRM__RECORD_CAPTURE;
     }
     enum nrm__record result = record(scope, event);
-    nrm__cuda_record_end();
+    nrm__cuda_record_end(mark);
     if (result != NRM__RECORDED || out_done == NULL) {
         return result;
     }
@@ -217,13 +217,13 @@ record_inside(const struct nrm__cuda_scope *scope, struct nrm__cuda_event *event
    work that the number covers: whatever the event then tells, and whosever it is, that
    is done, and its generation is noticed to be over before it is used again. */
 static enum nrm__record
-record_retained(int device, struct nrm__cuda_event *event, bool *out_done)
+record_retained(int device, struct nrm__cuda_event *event, int mark, bool *out_done)
 {
     struct nrm__cuda_scope scope;
     if (!nrm__cuda_enter_retained(device, &scope)) {
         return NRM__RECORD_IDLE;
     }
-    enum nrm__record result = record_inside(&scope, event, out_done);
+    enum nrm__record result = record_inside(&scope, event, mark, out_done);
     nrm__cuda_leave(&scope);
     return result;
 }
@@ -231,7 +231,7 @@ record_retained(int device, struct nrm__cuda_event *event, bool *out_done)
 /* In one that has to be looked for: a reset meanwhile, and nobody knows to which life the event
    belongs. */
 static enum nrm__record
-record_existing(int device, struct nrm__cuda_event *event, bool *out_done)
+record_existing(int device, struct nrm__cuda_event *event, int mark, bool *out_done)
 {
     struct nrm__cuda_scope scope;
     nrm_status status = nrm__cuda_enter_existing(device, &scope);
@@ -241,31 +241,35 @@ record_existing(int device, struct nrm__cuda_event *event, bool *out_done)
     if (status != NRM_OK) {
         return status == NRM_DEVICE_LOST ? NRM__RECORD_LOST : NRM__RECORD_CAPTURE;
     }
-    enum nrm__record result = record_inside(&scope, event, out_done);
+    enum nrm__record result = record_inside(&scope, event, mark, out_done);
     nrm__cuda_leave(&scope);
     bool is_same = nrm__cuda_generation(device) == scope.generation;
     return result == NRM__RECORDED && !is_same ? NRM__RECORD_CAPTURE : result;
 }
 
 enum nrm__record
-nrm__cuda_record_with(int device, struct nrm__cuda_event *event, bool *out_done)
+nrm__cuda_record_with(int device, struct nrm__cuda_event *event, int mark,
+                      bool *out_done)
 {
     if (device < 0 || device >= NRM__MAX_DEVICES) {
         return NRM__RECORD_IDLE;
     }
-    if (atomic_load_explicit(&has_captured[device], memory_order_relaxed)) {
-        return NRM__RECORD_CAPTURE;
+    bool forbidden = atomic_load_explicit(&has_captured[device], memory_order_relaxed);
+    enum nrm__record result =
+        forbidden ? NRM__RECORD_IDLE : record_retained(device, event, mark, out_done);
+    if (result != NRM__RECORD_IDLE || !nrm__cuda_may_be_active(device)) {
+        return result;
     }
-    enum nrm__record result = record_retained(device, event, out_done);
-    return result == NRM__RECORD_IDLE ? record_existing(device, event, out_done)
-                                      : result;
+    return forbidden ? NRM__RECORD_CAPTURE
+                     : record_existing(device, event, mark, out_done);
 }
 
 enum nrm__record
 nrm__cuda_record(int device, struct nrm__cuda_event *out)
 {
     struct nrm__cuda_event event = {.device = device};
-    enum nrm__record result = nrm__cuda_record_with(device, &event, NULL);
+    enum nrm__record result =
+        nrm__cuda_record_with(device, &event, NRM__CUDA_COUNTED, NULL);
     if (result == NRM__RECORDED) {
         *out = event;
     }

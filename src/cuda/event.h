@@ -35,11 +35,11 @@ enum nrm__record {
  */
 enum nrm__record nrm__cuda_record(int device, struct nrm__cuda_event *out);
 
-/* The same with an event that the caller has of that device to spare, or has none of, without
-   a handle: it comes back recorded. Asks at once whether it is done, unless `out_done` is
-   NULL. */
+/* The same by a recorder that may have a mark (cuda/capture.h), with an event that it has of
+   that device to spare, or has none of, without a handle: it comes back recorded. Asks at
+   once whether it is done, unless `out_done` is NULL. */
 enum nrm__record nrm__cuda_record_with(int device, struct nrm__cuda_event *event,
-                                       bool *out_done);
+                                       int mark, bool *out_done);
 
 /* Whether a device is not recorded on now, since a capture has forbidden it. */
 bool nrm__cuda_has_seen_capture(void);

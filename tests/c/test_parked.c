@@ -113,6 +113,56 @@ TEST_EACH(the_same_few_blocks_take_turns, copies_kinds)
     scene_end(&scene);
 }
 
+/* Notes an address, unless it is noted; returns how many are. */
+static size_t
+note(void **noted, size_t n, void *ptr)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (noted[i] == ptr) {
+            return n;
+        }
+    }
+    noted[n] = ptr;
+    return n + 1;
+}
+
+static const struct chain_case {
+    const char *name;
+    int n_operands;    /* that live all the while, each a quarter of an epoch */
+    size_t n_blocks;   /* for temporaries, two of them at a time */
+    uint64_t n_epochs; /* for 40 of them */
+} chain_cases[] = {
+    {"of nothing", 0, 4, 10},
+    {"of two arrays", 2, 2, 20},
+};
+
+/* What a core's cache has room for is for the operands too. */
+TEST_EACH(temporaries_leave_room_for_what_they_are_made_of, chain_cases)
+{
+    enum { NBYTES = NRM__MIB / 4, N = 40 };
+    struct scene scene = scene_begin(&copies_kinds[0], 0);
+    void *operands[2], *noted[2 * N];
+    size_t n = 0;
+    for (int i = 0; i < row->n_operands; i++) {
+        operands[i] = allocate(scene.pool, NBYTES);
+    }
+    pairs(scene.pool, NBYTES, 20);
+    uint64_t before = n_closed();
+    for (int i = 0; i < N / 2; i++) {
+        void *sum = allocate(scene.pool, NBYTES);
+        void *product = allocate(scene.pool, NBYTES);
+        n = note(noted, note(noted, n, sum), product);
+        deallocate(scene.pool, product);
+        deallocate(scene.pool, sum);
+    }
+    CHECK_EQ(n, row->n_blocks);
+    CHECK_EQ(n_closed() - before, row->n_epochs);
+    for (int i = 0; i < row->n_operands; i++) {
+        deallocate(scene.pool, operands[i]);
+    }
+    scene_end(&scene);
+}
+
 static const struct context_case {
     const char *name;
     bool is_current;

@@ -38,7 +38,8 @@ typedef enum nrm_option_source {
     X(REUSE, "reuse", CHOICE, 0, "context|immediate|recorded",                         \
       "when freed memory that the GPU can use may be handed out again")                \
     X(EPOCH_NBYTES, "epoch_nbytes", SIZE, 1048576, "",                                 \
-      "freed bytes after which an allocation records an event")                        \
+      "freed bytes after which an allocation records an event; for blocks of a "       \
+      "quarter of it and more, what the thread has live counts too, up to half")       \
     X(PARKED_LIMIT, "parked_limit", SIZE, 16777216, "",                                \
       "freed bytes in use by the GPU beyond which an allocation waits; at least four " \
       "blocks of the size asked for")                                                  \
