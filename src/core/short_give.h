@@ -128,30 +128,39 @@ nrm__short_claim_same(struct nrm__magazines *magazines, struct nrm__live *block,
     return nbytes;
 }
 
-/* Whether a block may be parked; what is done makes room. */
+/* Whether a block may be parked, if there is room. */
 static inline bool
-nrm__short_may_park(const struct nrm__slot *slot, const struct nrm__live *block,
-                    size_t capacity)
+nrm__short_parks(const struct nrm__slot *slot, const struct nrm__live *block,
+                 size_t capacity)
 {
-    struct nrm__magazines *magazines = slot->magazines;
     return capacity <= slot->limit &&
-           !atomic_load_explicit(&block->goes_long, memory_order_relaxed) &&
-           (nrm__cache_may_park(magazines) ||
-            (nrm__cache_ripen(magazines) && nrm__cache_may_park(magazines)));
+           !atomic_load_explicit(&block->goes_long, memory_order_relaxed);
 }
 
-/* Claims it for this thread to park; its requested size, or 0: not so. */
-static inline size_t
+/* Whether there is; what is done makes some. */
+static inline bool
+nrm__short_make_room(struct nrm__magazines *magazines)
+{
+    return nrm__cache_may_park(magazines) ||
+           (nrm__cache_ripen(magazines) && nrm__cache_may_park(magazines));
+}
+
+/* Claims it for this thread to park, if there is room; its requested size, or 0: not so. */
+__attribute__((always_inline)) static inline size_t
 nrm__short_claim_parked(const struct nrm__slot *slot, struct nrm__live *block,
                         void *ptr)
 {
     size_t capacity = atomic_load_explicit(&block->capacity, memory_order_relaxed);
-    if (!nrm__short_may_park(slot, block, capacity) ||
+    if (!nrm__short_parks(slot, block, capacity) ||
+        !nrm__cache_may_park(slot->magazines) ||
         !nrm__short_claim_live(block, ptr, capacity)) {
         return 0;
     }
     size_t nbytes = atomic_load_explicit(&block->nbytes, memory_order_relaxed);
     nrm__cache_park(slot->magazines, block, ptr, capacity); /* it is stamped claimed */
+    if (nbytes == 0) {
+        __builtin_unreachable(); /* so nobody need ask again */
+    }
     return nbytes;
 }
 
@@ -161,7 +170,9 @@ nrm__short_claim_block(struct nrm__slot *slot, struct nrm__live *block, void *pt
 {
     uint64_t key;
     if (slot->magazines->epoch_nbytes != 0) {
-        return stream == NULL ? nrm__short_claim_parked(slot, block, ptr) : 0;
+        return stream == NULL && nrm__short_make_room(slot->magazines)
+                   ? nrm__short_claim_parked(slot, block, ptr)
+                   : 0;
     }
     size_t capacity = atomic_load_explicit(&block->capacity, memory_order_relaxed);
     struct nrm__cache_set *set =
@@ -243,7 +254,8 @@ nrm__short_keep_block(struct nrm__slot *slot, const struct nrm__block *block,
     struct nrm__live *live = nrm__starts_find(block->segment, (uintptr_t)block->ptr);
     size_t capacity = atomic_load_explicit(&live->capacity, memory_order_relaxed);
     if (slot->magazines->epoch_nbytes != 0) {
-        if (stream != NULL || !nrm__short_may_park(slot, live, capacity)) {
+        if (stream != NULL || !nrm__short_parks(slot, live, capacity) ||
+            !nrm__short_make_room(slot->magazines)) {
             return false;
         }
         nrm__cache_park(slot->magazines, live, block->ptr, capacity);

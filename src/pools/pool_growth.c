@@ -15,6 +15,7 @@
 #include "pools/pool_vmm.h"
 
 #define PINNED_STEP_NBYTES (64 * NRM__MIB)
+#define STUCK_STEP_NBYTES (16 * NRM__MIB) /* while waits for the GPU are in vain */
 #define AHEAD_FRACTION 16 /* of the memory left that a segment ahead may take at once */
 
 /* ---- what is asked of the upstream ---- */
@@ -58,13 +59,15 @@ nrm__pool_unbook_growth(struct nrm__pool *pool, size_t nbytes)
 }
 
 /* While page-locked memory is registered the driver lets nobody else in: so much takes it a
-   millisecond, a GiB 26. */
+   millisecond or two, a GiB 26. A program that the GPU holds up is not held up by that too. */
 static size_t
-largest_step(const struct nrm__pool *pool)
+largest_step_locked(const struct nrm__pool *pool)
 {
-    return pool->base.kind == NRM_KIND_PINNED
-               ? nrm__min(pool->segment_nbytes, PINNED_STEP_NBYTES)
-               : pool->segment_nbytes;
+    if (pool->base.kind != NRM_KIND_PINNED) {
+        return pool->segment_nbytes;
+    }
+    return nrm__min(pool->segment_nbytes,
+                    pool->parked_in_vain != 0 ? STUCK_STEP_NBYTES : PINNED_STEP_NBYTES);
 }
 
 /* What is free serves before a program is held back: where little may be parked, there is
@@ -85,8 +88,8 @@ nrm__pool_next_segment(struct nrm__pool *pool, size_t nbytes)
     }
     nrm__lock_acquire(&pool->lock);
     size_t ahead = nrm__max(pool->reserved_nbytes, first_segment(pool));
+    ahead = nrm__min(ahead, largest_step_locked(pool));
     nrm__lock_release(&pool->lock);
-    ahead = nrm__min(ahead, largest_step(pool));
     /* A segment for one large block has room for nothing else, so that it is free again as
        a whole when the block is. */
     return nbytes > ahead ? nrm__align_up(nbytes, NRM__MAP_PAGE)
