@@ -418,28 +418,25 @@ read_life(int device, struct nrm__cuda_scope *scope)
            nrm__cuda_generation_noticed(device) == scope->generation;
 }
 
-/* The id says it all: a context that was reset has none, and then another. */
-bool
-nrm__cuda_is_same_life(const struct nrm__cuda_scope *scope)
+/* The id says it all: a context that was reset has none, and then another. NULL asks for that
+   of the current one. */
+static bool
+has_id(const struct nrm__cuda_scope *scope, nrm_CUcontext context)
 {
     unsigned long long id = 0;
-    return scope->driver->cuCtxGetId(scope->context, &id) == NRM_CUDA_SUCCESS &&
+    return scope->driver->cuCtxGetId(context, &id) == NRM_CUDA_SUCCESS &&
            id == scope->id;
 }
 
 static bool
 push_retained(struct nrm__cuda_scope *scope)
 {
-    const struct nrm__driver *driver = scope->driver;
-    nrm_CUcontext current = NULL;
-    if (!nrm__cuda_is_same_life(scope)) {
-        return false;
+    if (has_id(scope, NULL)) {
+        return true;
     }
-    bool is_current = driver->cuCtxGetCurrent(&current) == NRM_CUDA_SUCCESS &&
-                      current == scope->context;
-    scope->pushed = !is_current &&
-                    driver->cuCtxPushCurrent(scope->context) == NRM_CUDA_SUCCESS;
-    return is_current || scope->pushed;
+    scope->pushed = has_id(scope, scope->context) &&
+                    scope->driver->cuCtxPushCurrent(scope->context) == NRM_CUDA_SUCCESS;
+    return scope->pushed;
 }
 
 bool

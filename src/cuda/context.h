@@ -40,9 +40,6 @@ nrm_status nrm__cuda_enter_existing(int device, struct nrm__cuda_scope *out);
    none that lives, or it cannot be made current, and nothing has been changed. */
 bool nrm__cuda_enter_retained(int device, struct nrm__cuda_scope *out);
 
-/* After that: whether it has been in one life of the context all the while. */
-bool nrm__cuda_is_same_life(const struct nrm__cuda_scope *scope);
-
 /* As nrm__cuda_enter_existing, for calls that give memory back, which need no context: where
    there is no primary one, none is made current, `context` is NULL, and the memory is that
    of a context of the program's own, which may have ended. */

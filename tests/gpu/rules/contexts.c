@@ -32,6 +32,7 @@ BARE(query_stream, cu.cuStreamQuery(stream))
 BARE(synchronize_stream, cu.cuStreamSynchronize(stream))
 BARE(wait_event, cu.cuStreamWaitEvent(stream, event, 0))
 BARE(stream_id, cu.cuStreamGetId(stream, &id))
+BARE(context_id, cu.cuCtxGetId(NULL, &id))
 BARE(stream_context, cu.cuStreamGetCtx(stream, &made_context))
 BARE(is_capturing, cu.cuStreamIsCapturing(stream, &value))
 BARE(copy, cu.cuMemcpyHtoDAsync(on_device, page_locked, 64, stream))
@@ -58,6 +59,7 @@ static const struct {
     {"cuEventRecord on the legacy stream", record_legacy,
      NRM_CUDA_ERROR_INVALID_CONTEXT},
     {"cuCtxRecordEvent", record_context, NRM_CUDA_SUCCESS},
+    {"cuCtxGetId of the current one", context_id, NRM_CUDA_ERROR_INVALID_CONTEXT},
     {"cuEventCreate", create_event, NRM_CUDA_ERROR_INVALID_CONTEXT},
     {"cuStreamQuery", query_stream, NRM_CUDA_SUCCESS},
     {"cuStreamSynchronize", synchronize_stream, NRM_CUDA_SUCCESS},

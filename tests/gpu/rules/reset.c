@@ -31,6 +31,8 @@ while_it_is_gone(void)
            NRM_CUDA_ERROR_CONTEXT_IS_DESTROYED);
     expect("cuCtxGetId", cu.cuCtxGetId(context, &id),
            NRM_CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    expect("cuCtxGetId of the current one", cu.cuCtxGetId(NULL, &id),
+           NRM_CUDA_ERROR_CONTEXT_IS_DESTROYED);
     expect("cuMemGetInfo", cu.cuMemGetInfo(&available, &total),
            NRM_CUDA_ERROR_CONTEXT_IS_DESTROYED);
     expect("cuMemHostRegister", cu.cuMemHostRegister(pages(4096, 1), 4096, 1),
@@ -48,13 +50,15 @@ when_it_is_retained_again(void)
 {
     nrm_CUcontext again = NULL;
     nrm_CUdeviceptr on_device;
-    unsigned long long id = 0;
+    unsigned long long id = 0, id_of_current = 0;
     unsigned int type;
     expect("retain", cu.cuDevicePrimaryCtxRetain(&again, device), NRM_CUDA_SUCCESS);
     expect_yes("the handle is the same", again == context);
     expect("cuCtxSetCurrent", cu.cuCtxSetCurrent(again), NRM_CUDA_SUCCESS);
     MUST(cu.cuCtxGetId(again, &id));
     expect_no("the id is the same", id == id_before);
+    MUST(cu.cuCtxGetId(NULL, &id_of_current));
+    expect_yes("the current one has it", id_of_current == id);
     expect("the registration is forgotten",
            cu.cuPointerGetAttribute(&type, NRM_CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
                                     address_of(registered)),
