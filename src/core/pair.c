@@ -174,6 +174,22 @@ take_parked_or_kept(struct nrm__magazines *magazines, size_t nbytes)
     return nrm__short_take(magazines, nbytes, NULL, NULL);
 }
 
+/* Mostly of a pool that parks what is freed. */
+__attribute__((noinline)) static nrm_status
+allocate_large(nrm_resource *mr, size_t nbytes, size_t alignment, void **out,
+               struct nrm__cache *cache, struct nrm__slot *slot)
+{
+    struct nrm__slot *large = nrm__short_large(cache, slot);
+    void *ptr = large != NULL && nrm__short_is_parked(large, nbytes, alignment)
+                    ? nrm__short_take_parked(large->magazines, nbytes, NULL)
+                    : NULL;
+    if (ptr == NULL) {
+        return allocate_rest(mr, nbytes, alignment, out, cache, slot);
+    }
+    *out = ptr;
+    return count_large_and_leave(cache, slot, large, nbytes, true);
+}
+
 /* Booked in an account: blocks, and cells. */
 __attribute__((noinline)) static nrm_status
 allocate_booked_block(nrm_resource *mr, size_t nbytes, size_t alignment, void **out,
@@ -239,9 +255,13 @@ allocate_block(nrm_resource *mr, size_t nbytes, size_t alignment, void **out,
     void *ptr = nrm__short_is_block(slot, nbytes, alignment)
                     ? nrm__short_take_block(slot->magazines, nbytes, NULL, NULL)
                     : NULL;
+    if (ptr == NULL && slot->parks) {
+        return allocate_parked(mr, nbytes, alignment, out, cache, slot);
+    }
     if (ptr == NULL) {
-        return slot->parks ? allocate_parked(mr, nbytes, alignment, out, cache, slot)
-                           : allocate_rest(mr, nbytes, alignment, out, cache, slot);
+        return slot->large != NULL && nbytes > slot->limit
+                   ? allocate_large(mr, nbytes, alignment, out, cache, slot)
+                   : allocate_rest(mr, nbytes, alignment, out, cache, slot);
     }
     *out = ptr;
     return count_and_leave(cache, slot, nbytes, true);
@@ -407,8 +427,8 @@ nrm_resource_allocate_zeroed(nrm_resource *mr, size_t nbytes, size_t alignment,
 
 /* As the functions of the same names above; the segment may be NULL. */
 __attribute__((noinline)) static nrm_status
-deallocate_large(nrm_resource *mr, void *ptr, struct nrm__cache *cache,
-                 struct nrm__slot *slot, const struct nrm__segment *segment)
+deallocate_large_rest(nrm_resource *mr, void *ptr, struct nrm__cache *cache,
+                      struct nrm__slot *slot, const struct nrm__segment *segment)
 {
     struct nrm__slot *large = nrm__short_large(cache, slot);
     size_t nbytes = large != NULL && nrm__short_is_of(large, segment)
@@ -420,6 +440,19 @@ deallocate_large(nrm_resource *mr, void *ptr, struct nrm__cache *cache,
     }
     nrm__short_book_out(large, nbytes);
     return count_large_and_leave(cache, slot, large, nbytes, false);
+}
+
+/* Mostly of a pool that parks it. */
+__attribute__((noinline)) static nrm_status
+deallocate_large(nrm_resource *mr, void *ptr, struct nrm__cache *cache,
+                 struct nrm__slot *slot, const struct nrm__segment *segment)
+{
+    struct nrm__slot *large = nrm__short_large(cache, slot);
+    struct nrm__live *block =
+        large != NULL && large->parks ? nrm__short_start_of(large, segment, ptr) : NULL;
+    size_t nbytes = block != NULL ? nrm__short_claim_parked(large, block, ptr) : 0;
+    return nbytes != 0 ? count_large_and_leave(cache, slot, large, nbytes, false)
+                       : deallocate_large_rest(mr, ptr, cache, slot, segment);
 }
 
 __attribute__((noinline)) static nrm_status
@@ -517,6 +550,9 @@ nrm__cells_deallocate_other(nrm_resource *mr, void *ptr, struct nrm__cache *cach
     }
     if (slot->parks) {
         return deallocate_parked(mr, ptr, cache, slot, segment);
+    }
+    if (slot->large != NULL && segment != NULL && segment->owner != slot->pool) {
+        return deallocate_large(mr, ptr, cache, slot, segment);
     }
     struct nrm__live *block =
         slot->block_sizes != 0 ? nrm__short_start_of(slot, segment, ptr) : NULL;
