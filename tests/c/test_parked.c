@@ -266,6 +266,24 @@ TEST_EACH(the_parked_limit_is_all_that_a_loop_of_copies_has, limit_cases)
     scene_end(&scene);
 }
 
+/* An allocation does not pay for much more than it takes. */
+TEST(beside_an_endless_kernel_a_pool_grows_by_small_steps)
+{
+    struct scene scene = scene_begin(&copies_kinds[0], 0);
+    int64_t largest = 0;
+    hold(scene.stream);
+    for (int i = 0; i < 100; i++) {
+        int64_t before = counts(scene.pool).reserved_bytes;
+        void *ptr = allocate(scene.pool, NRM__MIB);
+        largest = nrm__max(largest, counts(scene.pool).reserved_bytes - before);
+        copy(&scene, ptr, NRM__MIB);
+        deallocate(scene.pool, ptr);
+    }
+    CHECK_LE(largest, 16 * (int64_t)NRM__MIB);
+    finish(&scene);
+    scene_end(&scene);
+}
+
 /* Each of more blocks than a thread parks is read by a copy that has not begun. */
 TEST_EACH(nothing_is_reused_before_its_copy, copies_kinds)
 {

@@ -350,23 +350,6 @@ TEST(an_endless_kernel_makes_one_allocation_wait)
     end(&program);
 }
 
-TEST(beside_an_endless_kernel_a_pool_grows_by_small_steps)
-{
-    struct program program = begin(NULL, &copies_kinds[0], NULL);
-    int64_t largest = 0;
-    copies_hold(&program.copies);
-    for (int i = 0; i < 100; i++) {
-        int64_t before = reserved_nbytes(program.pool);
-        void *ptr = allocate(program.pool, BLOCK);
-        largest = nrm__max(largest, reserved_nbytes(program.pool) - before);
-        copies_to_device(&program.copies, ptr, BLOCK);
-        deallocate(program.pool, ptr);
-    }
-    CHECK_LE(largest, 16 * (int64_t)NRM__MIB);
-    copies_let_go(&program.copies);
-    end(&program);
-}
-
 /* A wait takes half of what one turn takes the GPU, to which Valgrind adds the copy. */
 #ifdef NRM_VALGRIND
 enum { TURN_NS = 10000000, WAIT_NS = TURN_NS };
