@@ -489,9 +489,9 @@ class CSuite:
         if library:
             self.environ[RMM_LIBRARY] = library
         if self.settings.simulator:
-            from numpy_rmm.testing import _find_simulator
+            from numpy_rmm._simulator import find_library
 
-            self.environ["NUMPY_RMM_CUDA_LIBRARY"] = str(_find_simulator())
+            self.environ["NUMPY_RMM_CUDA_LIBRARY"] = str(find_library())
             self.ways.pop("cuMemAllocAsync", None)
 
     def runs(

@@ -6,26 +6,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from numpy_rmm import _simulator
+
 if TYPE_CHECKING:
+    from ctypes import CDLL
+
     import numpy as np
     from typing_extensions import Buffer
 
 
-def _testing() -> Any:
-    """The module with the controls, which its stub does not show."""
-    from numpy_rmm import testing
-
-    return testing
-
-
-def _checker() -> Any:
+def _checker() -> CDLL | None:
     """The controls of a simulated driver that is in use and checks, or None."""
     from numpy_rmm import _core
 
-    testing = _testing()
-    if not testing._active and not _core._cuda_driver()["simulated"]:
+    if not _simulator.active and not _core._cuda_driver()["simulated"]:
         return None
-    controls = testing._controls()
+    controls = _simulator.controls()
     return controls if controls.nrm_cudasim_checks() else None
 
 
@@ -125,7 +121,7 @@ def assert_no_races() -> Iterator[None]:
         )
     before = controls.nrm_cudasim_race_count()
     yield
-    races = _testing()._texts(
+    races = _simulator.texts(
         controls.nrm_cudasim_race_count(), controls.nrm_cudasim_race_text
     )[before:]
     if races:

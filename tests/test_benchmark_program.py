@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-import numpy_rmm.testing
 from benchmark_runs import BENCHMARKS, command, shared_library
+from numpy_rmm._simulator import find_library
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ def test_rmm_is_called_through_its_library(
     library = shared_library(PEER.replace("VERSION", str(version)), tmp_path)
     environ = {
         "NUMPY_RMM_BENCH_RMM": str(library),
-        "NUMPY_RMM_CUDA_LIBRARY": str(numpy_rmm.testing._find_simulator()),
+        "NUMPY_RMM_CUDA_LIBRARY": str(find_library()),
     }
     done = subprocess.run(
         [nrm_bench, "pair", f"rmm:{name}", f"size={nbytes}", "streams=1"],

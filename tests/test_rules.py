@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from builds import MESON, ROOT, locked_build, run
-from numpy_rmm import _driver, testing
+from numpy_rmm import _driver, _simulator
 
 RULES = ROOT / "tests" / "gpu" / "rules"
 GROUPS = sorted(path.stem for path in RULES.glob("*.c"))
@@ -83,7 +83,7 @@ def answers_of(program: Path, driver: str, devices: int = 1) -> str:
 @pytest.mark.parametrize("group", GROUPS)
 def test_the_simulator_keeps_the_rules(group: str, programs: Path) -> None:
     devices = 2 if group == "peers" else 1
-    out = answers_of(programs / group, str(testing._find_simulator()), devices)
+    out = answers_of(programs / group, str(_simulator.find_library()), devices)
     assert "# SKIP" not in out
 
 
@@ -94,7 +94,7 @@ def test_the_simulator_keeps_the_rules(group: str, programs: Path) -> None:
 def test_a_gpu_keeps_the_rules(group: str, programs: Path) -> None:
     real = answers_of(programs / group, "libcuda.so.1")
     devices = 2 if group == "peers" and "# SKIP" not in real else 1
-    assert real == answers_of(programs / group, str(testing._find_simulator()), devices)
+    assert real == answers_of(programs / group, str(_simulator.find_library()), devices)
 
 
 def test_every_program_is_built() -> None:
@@ -187,4 +187,4 @@ def test_the_attributes_of_the_python_face_are_the_declared_ones() -> None:
         name.lower(): int(value)
         for name, value in re.findall(r"X\((\w+), (\d+)\)", block)
     }
-    assert declared == testing._ATTRIBUTES
+    assert declared == _simulator.ATTRIBUTES
