@@ -323,39 +323,6 @@ def test_the_array_interface() -> None:
     assert DeviceArray((0, 3)).__cuda_array_interface__["data"] == (0, False)
 
 
-@pytest.mark.parametrize("is_held", [True, False])
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda interface: interface.update(data=(0, True)),
-        lambda interface: interface.update(shape=(1000,)),
-        lambda interface: interface.update(mask=None),
-        lambda interface: interface.pop("strides"),
-        lambda interface: interface.clear(),
-        lambda interface: interface.update(version=interface.pop("version")),
-    ],
-)
-def test_an_interface_is_its_callers_own(
-    change: Callable[[dict[str, object]], object], is_held: bool
-) -> None:
-    array = DeviceArray((3, 4), "<f4")
-    for _ in range(3):
-        fresh = dict(array.__cuda_array_interface__)
-        mine = array.__cuda_array_interface__
-        change(mine)
-        if not is_held:
-            del mine
-        others = array.__cuda_array_interface__
-        assert list(others.items()) == list(fresh.items())
-        assert array.__cuda_array_interface__ is not others
-
-
-def test_an_interface_that_nobody_has_is_not_made_anew() -> None:
-    array = DeviceArray((3, 4), "<f4")
-    first = id(array.__cuda_array_interface__)
-    assert id(array.__cuda_array_interface__) == first
-
-
 def test_numpy_takes_page_locked_arrays() -> None:
     for dtype in ("?", "i2", "u8", "f2", "f4", "c8", "c16"):
         check_numpy_takes(dtype)

@@ -423,39 +423,6 @@ def test_the_array_interface() -> None:
     assert DeviceBuffer().__cuda_array_interface__["data"] == (0, False)
 
 
-@pytest.mark.parametrize("is_held", [True, False])
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda interface: interface.update(data=(0, True)),
-        lambda interface: interface.update(shape=(1000,)),
-        lambda interface: interface.update(mask=None),
-        lambda interface: interface.pop("strides"),
-        lambda interface: interface.clear(),
-        lambda interface: interface.update(version=interface.pop("version")),
-    ],
-)
-def test_an_interface_is_its_callers_own(
-    change: Callable[[dict[str, object]], object], is_held: bool
-) -> None:
-    buffer = DeviceBuffer(size=7)
-    for _ in range(3):
-        fresh = dict(buffer.__cuda_array_interface__)
-        mine = buffer.__cuda_array_interface__
-        change(mine)
-        if not is_held:
-            del mine
-        others = buffer.__cuda_array_interface__
-        assert list(others.items()) == list(fresh.items())
-        assert buffer.__cuda_array_interface__ is not others
-
-
-def test_an_interface_that_nobody_has_is_not_made_anew() -> None:
-    buffer = DeviceBuffer(size=7)
-    first = id(buffer.__cuda_array_interface__)
-    assert id(buffer.__cuda_array_interface__) == first
-
-
 def test_copyto_takes_buffers() -> None:
     buffer, host = DeviceBuffer(size=8), np.arange(8, dtype=np.uint8)
     numpy_rmm.copyto(buffer, host)

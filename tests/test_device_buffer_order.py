@@ -86,35 +86,24 @@ def test_a_copy_comes_behind_the_streams_of_its_ends(
         assert set(target.tobytes(stream)) == {7}
 
 
+@pytest.mark.parametrize("freed", ["source", "target"])
 def test_memory_that_is_freed_while_it_is_copied(
-    driver: Driver, pool: mr.MemoryResource, stream: Stream
+    driver: Driver, pool: mr.MemoryResource, stream: Stream, freed: str
 ) -> None:
+    """Neither does another stream overwrite what is read, nor the copy what it got."""
     own = Stream(flags=1)
-    source = DeviceBuffer.to_device(b"\1" * NBYTES, own, pool)
-    target = DeviceBuffer(size=NBYTES, stream=stream, mr=pool)
+    on = {"source": stream, "target": stream, freed: own}
+    source = DeviceBuffer.to_device(b"\1" * NBYTES, on["source"], pool)
+    target = DeviceBuffer(size=NBYTES, stream=on["target"], mr=pool)
     with driver.held(stream):
         target.copy_from_device(source, stream)
-        del source
+        left = [target] if freed == "source" else []
+        del source, target
         others = [DeviceBuffer(size=NBYTES, stream=own, mr=pool) for _ in range(4)]
         for other in others:
             driver.check(driver.cuMemsetD8Async(other.ptr, 2, NBYTES, own.handle))
-    assert set(target.tobytes(stream)) == {1}
-
-
-def test_a_target_that_is_freed_while_it_is_copied_to(
-    driver: Driver, pool: mr.MemoryResource, stream: Stream
-) -> None:
-    own = Stream(flags=1)
-    source = DeviceBuffer.to_device(b"\1" * NBYTES, stream, pool)
-    target = DeviceBuffer(size=NBYTES, stream=own, mr=pool)
-    with driver.held(stream):
-        target.copy_from_device(source, stream)
-        del target
-        others = [DeviceBuffer(size=NBYTES, stream=own, mr=pool) for _ in range(4)]
-        for other in others:
-            driver.check(driver.cuMemsetD8Async(other.ptr, 2, NBYTES, own.handle))
-    for other in others:
-        assert set(other.tobytes(stream)) == {2}
+    assert all(set(each.tobytes(stream)) == {1} for each in left)
+    assert all(set(other.tobytes(stream)) == {2} for other in others)
 
 
 def test_memory_of_others_lives_while_it_is_copied(

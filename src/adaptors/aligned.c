@@ -88,11 +88,7 @@ nrm_aligned_create(nrm_resource *upstream, const nrm_aligned_options *options,
     if (given.alignment == 0) {
         given.alignment = DEFAULT_ALIGNMENT;
     }
-    if (!nrm__is_power_of_two(given.alignment)) {
-        return nrm__error(NRM_INVALID_VALUE,
-                          "the alignment must be a power of two, not %zu B",
-                          given.alignment);
-    }
+    NRM_TRY(nrm__alignment_check(given.alignment));
     NRM_TRY(nrm__forward_create(&aligned_ops, upstream, sizeof(struct aligned), &mr));
     struct aligned *self = aligned_from(mr);
     self->alignment = given.alignment;

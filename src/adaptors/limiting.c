@@ -10,7 +10,6 @@
 
 #include "adaptors/forward.h"
 #include "base/assert.h"
-#include "base/bits.h"
 #include "base/error.h"
 #include "base/given.h"
 #include "core/account.h"
@@ -171,11 +170,7 @@ nrm_limiting_create(nrm_resource *upstream, const nrm_limiting_options *options,
     if (given.alignment == 0) {
         given.alignment = DEFAULT_ALIGNMENT;
     }
-    if (!nrm__is_power_of_two(given.alignment)) {
-        return nrm__error(NRM_INVALID_VALUE,
-                          "the alignment must be a power of two, not %zu B",
-                          given.alignment);
-    }
+    NRM_TRY(nrm__alignment_check(given.alignment));
     NRM_TRY(nrm__forward_create(&limiting_ops, upstream, sizeof(struct limiting), &mr));
     struct nrm__account *account = &limiting_from(mr)->account;
     account->limit = given.allocation_limit;

@@ -126,17 +126,11 @@ nrm_logging_get_path(nrm_resource *mr, char *out, size_t size)
 static void
 logging_statistics(nrm_resource *mr, nrm_statistics *out)
 {
-    const struct nrm__counters *c = &mr->counters;
     nrm__forward_statistics(mr, out);
     void *token = nrm__detach();
     nrm__log_drain();
     nrm__attach(token);
-    out->current_bytes = atomic_load(&c->current_bytes);
-    out->current_count = atomic_load(&c->current_count);
-    out->peak_bytes = atomic_load(&c->peak_bytes);
-    out->peak_count = atomic_load(&c->peak_count);
-    out->total_bytes = atomic_load(&c->total_bytes);
-    out->total_count = atomic_load(&c->total_count);
+    nrm__counters_read(&mr->counters, out);
     out->errors += (int64_t)nrm__log_n_lost(logging_from(mr)->log.file);
 }
 

@@ -325,3 +325,11 @@ nrm_format_nbytes(size_t nbytes, char *out, size_t size)
     uint64_t tenths = ((nbytes & (((size_t)1 << shift) - 1)) * 10) >> shift;
     snprintf(out, size, "%" PRIu64 ".%" PRIu64 " %s", whole, tenths, units[unit]);
 }
+
+struct nrm__nbytes_text
+nrm__nbytes_text(size_t nbytes)
+{
+    struct nrm__nbytes_text text;
+    nrm_format_nbytes(nbytes, text.chars, sizeof text.chars);
+    return text;
+}

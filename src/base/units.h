@@ -32,4 +32,11 @@ const char *nrm__quantity_parse(const char *text, const struct nrm__unit *units,
 void nrm__quantity_format(uint64_t value, const struct nrm__unit *units, char *out,
                           size_t size);
 
+struct nrm__nbytes_text {
+    char chars[32];
+};
+
+/* nrm_format_nbytes as a value, for several in one message. */
+struct nrm__nbytes_text nrm__nbytes_text(size_t nbytes);
+
 #endif

@@ -115,16 +115,6 @@ deallocate_past(nrm_resource *mr, void *ptr, nrm_stream *stream)
 
 /* ---- the short way ---- */
 
-/* True: the ring is pressed, once the cache is left. */
-__attribute__((always_inline)) static inline bool
-put_record(struct nrm__log_ring *ring, nrm_resource *mr, enum nrm__log_action action,
-           uint64_t ticks, void *ptr, size_t nbytes, const nrm_stream *stream)
-{
-    nrm__log_write(nrm__log_next(ring), nrm__log_of(mr), action, ticks, ptr, nbytes,
-                   stream, true);
-    return nrm__log_put(ring);
-}
-
 __attribute__((noinline)) static nrm_status
 press(struct nrm__log_ring *ring, bool in)
 {
@@ -161,6 +151,23 @@ count_and_leave(struct nrm__cache *cache, const struct nrm__slot *slot, size_t n
     return __builtin_expect(is_pressed, 0) ? press(ring, in) : NRM_OK;
 }
 
+/* Writes the record of a block, counts it and leaves. The bytes of a free are booked out
+   behind the record, as others may have them then. */
+__attribute__((always_inline)) static inline nrm_status
+record_and_leave(nrm_resource *mr, struct nrm__cache *cache, struct nrm__slot *slot,
+                 struct nrm__log_ring *ring, enum nrm__log_action action,
+                 uint64_t ticks, void *ptr, size_t nbytes, const nrm_stream *stream)
+{
+    bool in = action == NRM__LOG_ALLOCATE;
+    nrm__log_write(nrm__log_next(ring), nrm__log_of(mr), action, ticks, ptr, nbytes,
+                   stream, true);
+    bool is_pressed = nrm__log_put(ring);
+    if (!in) {
+        nrm__short_book_out(slot, nbytes);
+    }
+    return count_and_leave(cache, slot, nbytes, in, ring, is_pressed);
+}
+
 /* The cache of this thread, with the slot of the upstream, entered; NULL: there is no short
    way. On a stream of others the driver has to be asked first, from outside. */
 static inline struct nrm__slot *
@@ -186,11 +193,9 @@ allocate_rest(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *str
         nrm__cache_leave(cache);
         return allocate_past(mr, nbytes, alignment, stream, flags, out);
     }
-    struct nrm__log_ring *ring = nrm__log_ring_now();
-    bool is_pressed =
-        put_record(ring, mr, NRM__LOG_ALLOCATE, nrm__ticks(), ptr, nbytes, stream);
     *out = ptr;
-    return count_and_leave(cache, slot, nbytes, true, ring, is_pressed);
+    return record_and_leave(mr, cache, slot, nrm__log_ring_now(), NRM__LOG_ALLOCATE,
+                            nrm__ticks(), ptr, nbytes, stream);
 }
 
 __attribute__((noinline)) static nrm_status
@@ -210,11 +215,11 @@ deallocate_rest(nrm_resource *mr, void *ptr, nrm_stream *stream)
         nrm__cache_leave(cache);
         return deallocate_past(mr, ptr, stream);
     }
-    struct nrm__log_ring *ring = nrm__log_ring_now();
-    bool is_pressed = put_record(ring, mr, NRM__LOG_FREE, ticks, ptr, nbytes, stream);
-    nrm__short_book_out(slot, nbytes);
-    return count_and_leave(cache, slot, nbytes, false, ring, is_pressed);
+    return record_and_leave(mr, cache, slot, nrm__log_ring_now(), NRM__LOG_FREE, ticks,
+                            ptr, nbytes, stream);
 }
+
+/* ---- the usual cells and blocks ---- */
 
 /* Inside, where processors count ticks. While this thread has the only cache no other one can
    have handed it the block, whose row a time that is read too soon could come before. */
@@ -225,42 +230,20 @@ ticks_now(void)
                                                         : nrm__cycles();
 }
 
-/* ---- the usual blocks on a stream that stays ---- */
-
-__attribute__((noinline, flatten)) static nrm_status
-allocate_on(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *stream,
-            unsigned flags, void **out)
+static inline bool
+is_usual(const struct nrm__slot *slot, size_t nbytes, size_t alignment,
+         const nrm_stream *stream)
 {
-    struct nrm__cache *cache;
-    struct nrm__log_ring *ring = nrm__log_ring_now();
-    struct nrm__slot *slot = flags == 0 && ring != NULL && nrm__ticks_are_cycles &&
-                                     nrm__stream_stays(stream)
-                                 ? nrm__cache_enter_slot(mr->upstream, &cache)
-                                 : NULL;
-    if (slot == NULL) {
-        return allocate_rest(mr, nbytes, alignment, stream, flags, out);
+    if (stream == NULL) {
+        return nrm__short_is_booked(slot, nbytes, alignment);
     }
-    void *ptr = NULL;
-    if (nbytes <= slot->stream_limit && nrm__short_is_open(slot) &&
-        nbytes > slot->magazines->cell_limit &&
-        nrm__short_aligns(slot, alignment, slot->magazines->alignment) &&
-        nrm__short_book(slot, nbytes)) {
-        ptr = nrm__short_take_block(slot->magazines, nbytes, stream, NULL);
-        if (ptr == NULL) {
-            nrm__short_book_out(slot, nbytes);
-        }
-    }
-    if (ptr == NULL) {
-        nrm__cache_leave(cache);
-        return allocate_rest(mr, nbytes, alignment, stream, flags, out);
-    }
-    *out = ptr;
-    bool is_pressed =
-        put_record(ring, mr, NRM__LOG_ALLOCATE, ticks_now(), ptr, nbytes, stream);
-    return count_and_leave(cache, slot, nbytes, true, ring, is_pressed);
+    return nbytes <= slot->stream_limit && nrm__short_is_open(slot) &&
+           nbytes > slot->magazines->cell_limit &&
+           nrm__short_aligns(slot, alignment, slot->magazines->alignment);
 }
 
-/* The requested size; 0: it is none of those. */
+/* The requested size of a block of a stream that stays, or of a cell or block of the host;
+   0: it is none of those. */
 __attribute__((always_inline)) static inline size_t
 claim_on(struct nrm__slot *slot, void *ptr, const nrm_stream *stream)
 {
@@ -276,34 +259,8 @@ claim_on(struct nrm__slot *slot, void *ptr, const nrm_stream *stream)
                : 0;
 }
 
-__attribute__((noinline, flatten)) static nrm_status
-deallocate_on(nrm_resource *mr, void *ptr, nrm_stream *stream)
-{
-    struct nrm__cache *cache;
-    struct nrm__log_ring *ring = nrm__log_ring_now();
-    struct nrm__slot *slot = ring != NULL && nrm__ticks_are_cycles &&
-                                     nrm__stream_stays(stream)
-                                 ? nrm__cache_enter_slot(mr->upstream, &cache)
-                                 : NULL;
-    if (slot == NULL) {
-        return deallocate_rest(mr, ptr, stream);
-    }
-    uint64_t ticks = ticks_now();
-    size_t nbytes = claim_on(slot, ptr, stream);
-    if (nbytes == 0) {
-        nrm__cache_leave(cache);
-        return deallocate_rest(mr, ptr, stream);
-    }
-    bool is_pressed = put_record(ring, mr, NRM__LOG_FREE, ticks, ptr, nbytes, stream);
-    nrm__short_book_out(slot, nbytes);
-    return count_and_leave(cache, slot, nbytes, false, ring, is_pressed);
-}
-
-/* ---- the usual cells and blocks of the host ---- */
-
-/* The requested size; 0: it is none of those. */
 __attribute__((always_inline)) static inline size_t
-claim_usual(struct nrm__slot *slot, void *ptr)
+claim_on_host(struct nrm__slot *slot, void *ptr)
 {
     const struct nrm__segment *segment = nrm__short_peek(ptr);
     struct nrm__magazines *magazines = slot->magazines;
@@ -321,25 +278,32 @@ claim_usual(struct nrm__slot *slot, void *ptr)
     return block != NULL ? nrm__short_claim_same(magazines, block, ptr, false, 0) : 0;
 }
 
-__attribute__((flatten)) nrm_status
-nrm__logged_allocate(nrm_resource *mr, size_t nbytes, size_t alignment,
-                     nrm_stream *stream, unsigned flags, void **out)
+/* The slot of the upstream in the cache of this thread, entered, or NULL. */
+static inline struct nrm__slot *
+enter_usual(nrm_resource *mr, const struct nrm__log_ring *ring,
+            const nrm_stream *stream, struct nrm__cache **out)
+{
+    bool is_open = ring != NULL && nrm__ticks_are_cycles &&
+                   (stream == NULL || nrm__stream_stays(stream));
+    return is_open ? nrm__cache_enter_slot(mr->upstream, out) : NULL;
+}
+
+/* Each of the next two is compiled twice, for the host and for streams. */
+__attribute__((always_inline)) static inline nrm_status
+allocate(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *stream,
+         unsigned flags, void **out)
 {
     struct nrm__cache *cache;
     struct nrm__log_ring *ring = nrm__log_ring_now();
-    if (stream != NULL) {
-        return allocate_on(mr, nbytes, alignment, stream, flags, out);
-    }
-    struct nrm__slot *slot = flags == 0 && ring != NULL && nrm__ticks_are_cycles
-                                 ? nrm__cache_enter_slot(mr->upstream, &cache)
-                                 : NULL;
+    struct nrm__slot *slot = flags == 0 ? enter_usual(mr, ring, stream, &cache) : NULL;
     if (slot == NULL) {
         return allocate_rest(mr, nbytes, alignment, stream, flags, out);
     }
     void *ptr = NULL;
-    if (nrm__short_is_booked(slot, nbytes, alignment) &&
-        nrm__short_book(slot, nbytes)) {
-        ptr = nrm__short_take(slot->magazines, nbytes, NULL, NULL);
+    if (is_usual(slot, nbytes, alignment, stream) && nrm__short_book(slot, nbytes)) {
+        ptr = stream == NULL
+                  ? nrm__short_take(slot->magazines, nbytes, NULL, NULL)
+                  : nrm__short_take_block(slot->magazines, nbytes, stream, NULL);
         if (ptr == NULL) {
             nrm__short_book_out(slot, nbytes);
         }
@@ -349,33 +313,53 @@ nrm__logged_allocate(nrm_resource *mr, size_t nbytes, size_t alignment,
         return allocate_rest(mr, nbytes, alignment, stream, flags, out);
     }
     *out = ptr;
-    bool is_pressed =
-        put_record(ring, mr, NRM__LOG_ALLOCATE, ticks_now(), ptr, nbytes, NULL);
-    return count_and_leave(cache, slot, nbytes, true, ring, is_pressed);
+    return record_and_leave(mr, cache, slot, ring, NRM__LOG_ALLOCATE, ticks_now(), ptr,
+                            nbytes, stream);
 }
 
-/* What was booked is booked out behind the record, as others may have it then. */
-__attribute__((flatten)) nrm_status
-nrm__logged_deallocate(nrm_resource *mr, void *ptr, nrm_stream *stream)
+__attribute__((always_inline)) static inline nrm_status
+deallocate(nrm_resource *mr, void *ptr, nrm_stream *stream)
 {
     struct nrm__cache *cache;
     struct nrm__log_ring *ring = nrm__log_ring_now();
-    if (stream != NULL) {
-        return deallocate_on(mr, ptr, stream);
-    }
-    struct nrm__slot *slot = ring != NULL && nrm__ticks_are_cycles
-                                 ? nrm__cache_enter_slot(mr->upstream, &cache)
-                                 : NULL;
+    struct nrm__slot *slot = enter_usual(mr, ring, stream, &cache);
     if (slot == NULL) {
         return deallocate_rest(mr, ptr, stream);
     }
     uint64_t ticks = ticks_now();
-    size_t nbytes = claim_usual(slot, ptr);
+    size_t nbytes = stream == NULL ? claim_on_host(slot, ptr)
+                                   : claim_on(slot, ptr, stream);
     if (nbytes == 0) {
         nrm__cache_leave(cache);
         return deallocate_rest(mr, ptr, stream);
     }
-    bool is_pressed = put_record(ring, mr, NRM__LOG_FREE, ticks, ptr, nbytes, NULL);
-    nrm__short_book_out(slot, nbytes);
-    return count_and_leave(cache, slot, nbytes, false, ring, is_pressed);
+    return record_and_leave(mr, cache, slot, ring, NRM__LOG_FREE, ticks, ptr, nbytes,
+                            stream);
+}
+
+__attribute__((noinline, flatten, nonnull(4))) static nrm_status
+allocate_on(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *stream,
+            unsigned flags, void **out)
+{
+    return allocate(mr, nbytes, alignment, stream, flags, out);
+}
+
+__attribute__((noinline, flatten, nonnull(3))) static nrm_status
+deallocate_on(nrm_resource *mr, void *ptr, nrm_stream *stream)
+{
+    return deallocate(mr, ptr, stream);
+}
+
+__attribute__((flatten)) nrm_status
+nrm__logged_allocate(nrm_resource *mr, size_t nbytes, size_t alignment,
+                     nrm_stream *stream, unsigned flags, void **out)
+{
+    return stream == NULL ? allocate(mr, nbytes, alignment, NULL, flags, out)
+                          : allocate_on(mr, nbytes, alignment, stream, flags, out);
+}
+
+__attribute__((flatten)) nrm_status
+nrm__logged_deallocate(nrm_resource *mr, void *ptr, nrm_stream *stream)
+{
+    return stream == NULL ? deallocate(mr, ptr, NULL) : deallocate_on(mr, ptr, stream);
 }

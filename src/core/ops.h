@@ -209,6 +209,9 @@ struct nrm__counters {
     atomic_int_least64_t errors;
 };
 
+/* Puts all but the errors into the first fields of `out`: core/shard.c. */
+void nrm__counters_read(const struct nrm__counters *counters, nrm_statistics *out);
+
 static inline void
 nrm__raise_peak(atomic_int_least64_t *peak, int64_t value)
 {
@@ -284,6 +287,9 @@ void nrm__resource_set_name(nrm_resource *mr, const char *name);
 
 /* The default alignment of a kind: 64 for host memory, 256 for every other. */
 size_t nrm__kind_alignment(nrm_kind kind);
+
+/* NRM_INVALID_VALUE: it is no power of two. (src/core/request.c) */
+nrm_status nrm__alignment_check(size_t alignment);
 
 /* ---- for adaptors and pools: src/core/dispatch.c ---- */
 

@@ -15,16 +15,23 @@
 #define REQUEST_MAX (SIZE_MAX / 2)
 
 nrm_status
+nrm__alignment_check(size_t alignment)
+{
+    return nrm__is_power_of_two(alignment)
+               ? NRM_OK
+               : nrm__error(NRM_INVALID_VALUE,
+                            "the alignment must be a power of two, not %zu B",
+                            alignment);
+}
+
+nrm_status
 nrm__request_make(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *stream,
                   struct nrm__request *out)
 {
     if (alignment == 0) {
         alignment = nrm__kind_alignment(mr->kind);
     }
-    if (!nrm__is_power_of_two(alignment)) {
-        return nrm__error(NRM_INVALID_VALUE,
-                          "the alignment must be a power of two, not %zu B", alignment);
-    }
+    NRM_TRY(nrm__alignment_check(alignment));
     if (nbytes > REQUEST_MAX || alignment > REQUEST_MAX - nbytes) {
         return nrm__error(
             NRM_OUT_OF_MEMORY,

@@ -196,16 +196,21 @@ n_changes_locked(const nrm_resource *mr)
     return n | is_odd;
 }
 
+void
+nrm__counters_read(const struct nrm__counters *counters, nrm_statistics *out)
+{
+    out->current_bytes = atomic_load(&counters->current_bytes);
+    out->current_count = atomic_load(&counters->current_count);
+    out->peak_bytes = atomic_load(&counters->peak_bytes);
+    out->peak_count = atomic_load(&counters->peak_count);
+    out->total_bytes = atomic_load(&counters->total_bytes);
+    out->total_count = atomic_load(&counters->total_count);
+}
+
 static void
 count_locked(nrm_resource *mr, nrm_statistics *out)
 {
-    const struct nrm__counters *c = &mr->counters;
-    out->current_bytes = atomic_load(&c->current_bytes);
-    out->current_count = atomic_load(&c->current_count);
-    out->peak_bytes = atomic_load(&c->peak_bytes);
-    out->peak_count = atomic_load(&c->peak_count);
-    out->total_bytes = atomic_load(&c->total_bytes);
-    out->total_count = atomic_load(&c->total_count);
+    nrm__counters_read(&mr->counters, out);
     for (struct nrm__link *link = shards.next; link != &shards; link = link->next) {
         struct nrm__shard *shard = NRM__CONTAINER(link, struct nrm__shard, link);
         if (shard->mr == mr) {

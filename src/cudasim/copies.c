@@ -10,7 +10,9 @@
  * into one works. */
 #include "checker.h"
 
+#include <stddef.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* Whether the device reaches it: memory of a pool is for its own device, what is mapped for
  * those that it was opened to, and all else, with unified addresses, for every one. */
@@ -271,40 +273,44 @@ cuMemcpy2DAsync_v2(const nrm_CUDA_MEMCPY2D *r, nrm_CUstream stream)
     return copy_faces(&call, plane, &dst, &src, stream);
 }
 
-/* Where there are several planes a height of 0 says too little. */
+/* False: it says too little, as a height of 0 does where there are several planes. */
 static bool
-is_complete(const nrm_CUDA_MEMCPY3D *r)
+read_box(const nrm_CUDA_MEMCPY3D *r, struct sim_copy *box, struct face *dst,
+         struct face *src)
 {
     bool has_heights = r->dstHeight != 0 && r->srcHeight != 0;
-    return (has_heights || r->Depth <= 1) && r->dstLOD == 0 && r->srcLOD == 0 &&
-           r->reserved0 == NULL && r->reserved1 == NULL;
+    *box = (struct sim_copy){
+        .width = r->WidthInBytes, .height = r->Height, .depth = r->Depth};
+    *dst = (struct face){.type = r->dstMemoryType,
+                         .host = r->dstHost,
+                         .device = r->dstDevice,
+                         .pitch = r->dstPitch,
+                         .height = r->dstHeight,
+                         .column = r->dstXInBytes,
+                         .row = r->dstY,
+                         .plane = r->dstZ};
+    *src = (struct face){.type = r->srcMemoryType,
+                         .host = r->srcHost,
+                         .device = r->srcDevice,
+                         .pitch = r->srcPitch,
+                         .height = r->srcHeight,
+                         .column = r->srcXInBytes,
+                         .row = r->srcY,
+                         .plane = r->srcZ};
+    return (has_heights || r->Depth <= 1) && r->dstLOD == 0 && r->srcLOD == 0;
 }
 
 nrm_CUresult
 cuMemcpy3DAsync_v2(const nrm_CUDA_MEMCPY3D *r, nrm_CUstream stream)
 {
+    struct sim_copy box;
+    struct face dst;
+    struct face src;
     SIM_BEGIN(call, cuMemcpy3DAsync, SIM_PTR(r), SIM_PTR(stream));
-    if (r == NULL || !is_complete(r)) {
+    if (r == NULL || !read_box(r, &box, &dst, &src) || r->reserved0 != NULL ||
+        r->reserved1 != NULL) {
         return sim_call_end(&call, NRM_CUDA_ERROR_INVALID_VALUE);
     }
-    struct face dst = {.type = r->dstMemoryType,
-                       .host = r->dstHost,
-                       .device = r->dstDevice,
-                       .pitch = r->dstPitch,
-                       .height = r->dstHeight,
-                       .column = r->dstXInBytes,
-                       .row = r->dstY,
-                       .plane = r->dstZ};
-    struct face src = {.type = r->srcMemoryType,
-                       .host = r->srcHost,
-                       .device = r->srcDevice,
-                       .pitch = r->srcPitch,
-                       .height = r->srcHeight,
-                       .column = r->srcXInBytes,
-                       .row = r->srcY,
-                       .plane = r->srcZ};
-    struct sim_copy box = {
-        .width = r->WidthInBytes, .height = r->Height, .depth = r->Depth};
     return copy_faces(&call, box, &dst, &src, stream);
 }
 
@@ -359,38 +365,32 @@ cuMemcpyPeerAsync(nrm_CUdeviceptr dst, nrm_CUcontext dst_context, nrm_CUdevicept
                         src_context, stream);
 }
 
-static bool
-is_complete_between(const nrm_CUDA_MEMCPY3D_PEER *r)
-{
-    bool has_heights = r->dstHeight != 0 && r->srcHeight != 0;
-    return (has_heights || r->Depth <= 1) && r->dstLOD == 0 && r->srcLOD == 0;
-}
+/* The request is laid out as that of cuMemcpy3DAsync, with a context of each side where the
+ * other has reserved words. */
+_Static_assert(sizeof(nrm_CUDA_MEMCPY3D_PEER) == sizeof(nrm_CUDA_MEMCPY3D) &&
+                   offsetof(nrm_CUDA_MEMCPY3D_PEER, srcContext) ==
+                       offsetof(nrm_CUDA_MEMCPY3D, reserved0) &&
+                   offsetof(nrm_CUDA_MEMCPY3D_PEER, dstContext) ==
+                       offsetof(nrm_CUDA_MEMCPY3D, reserved1) &&
+                   offsetof(nrm_CUDA_MEMCPY3D_PEER, Depth) ==
+                       offsetof(nrm_CUDA_MEMCPY3D, Depth),
+               "the two requests differ in the contexts only");
 
 nrm_CUresult
 cuMemcpy3DPeerAsync(const nrm_CUDA_MEMCPY3D_PEER *r, nrm_CUstream stream)
 {
+    nrm_CUDA_MEMCPY3D request;
+    struct sim_copy box;
+    struct face dst;
+    struct face src;
     enum sim_side ignored;
     SIM_BEGIN(call, cuMemcpy3DPeerAsync, SIM_PTR(r), SIM_PTR(stream));
-    if (r == NULL || !is_complete_between(r)) {
+    if (r == NULL) {
         return sim_call_end(&call, NRM_CUDA_ERROR_INVALID_VALUE);
     }
-    struct face dst = {.type = r->dstMemoryType,
-                       .device = r->dstDevice,
-                       .pitch = r->dstPitch,
-                       .height = r->dstHeight,
-                       .column = r->dstXInBytes,
-                       .row = r->dstY,
-                       .plane = r->dstZ};
-    struct face src = {.type = r->srcMemoryType,
-                       .device = r->srcDevice,
-                       .pitch = r->srcPitch,
-                       .height = r->srcHeight,
-                       .column = r->srcXInBytes,
-                       .row = r->srcY,
-                       .plane = r->srcZ};
-    struct sim_copy box = {
-        .width = r->WidthInBytes, .height = r->Height, .depth = r->Depth};
-    if (dst.type == NRM_CU_MEMORYTYPE_HOST || src.type == NRM_CU_MEMORYTYPE_HOST ||
+    memcpy(&request, r, sizeof request);
+    if (!read_box(&request, &box, &dst, &src) || dst.type == NRM_CU_MEMORYTYPE_HOST ||
+        src.type == NRM_CU_MEMORYTYPE_HOST ||
         !find_span(&dst, &box, &box.dst, &ignored) ||
         !find_span(&src, &box, &box.src, &ignored)) {
         return sim_call_end(&call, NRM_CUDA_ERROR_INVALID_VALUE);

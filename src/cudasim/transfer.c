@@ -44,12 +44,14 @@ sim_transfer_fork_child(void)
 
 /* One piece of a copy: how far the kernel came before it met an unmapped page. */
 static size_t
-file_write(int fd, uint64_t offset, const void *from, size_t nbytes)
+file_move(int fd, uint64_t offset, uintptr_t address, size_t nbytes, bool writes)
 {
     size_t done = 0;
     while (done < nbytes) {
-        ssize_t n = pwrite(fd, (const char *)from + done, nbytes - done,
-                           (off_t)(offset + done));
+        void *rest = (void *)(address + done);
+        off_t at = (off_t)(offset + done);
+        ssize_t n = writes ? pwrite(fd, rest, nbytes - done, at)
+                           : pread(fd, rest, nbytes - done, at);
         if (n < 0 && errno == EINTR) {
             continue;
         }
@@ -62,20 +64,15 @@ file_write(int fd, uint64_t offset, const void *from, size_t nbytes)
 }
 
 static size_t
+file_write(int fd, uint64_t offset, const void *from, size_t nbytes)
+{
+    return file_move(fd, offset, (uintptr_t)from, nbytes, true);
+}
+
+static size_t
 file_read(int fd, uint64_t offset, void *to, size_t nbytes)
 {
-    size_t done = 0;
-    while (done < nbytes) {
-        ssize_t n = pread(fd, (char *)to + done, nbytes - done, (off_t)(offset + done));
-        if (n < 0 && errno == EINTR) {
-            continue;
-        }
-        if (n <= 0) {
-            break;
-        }
-        done += (size_t)n;
-    }
-    return done;
+    return file_move(fd, offset, (uintptr_t)to, nbytes, false);
 }
 
 static bool

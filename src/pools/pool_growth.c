@@ -8,7 +8,7 @@
  * the upstream is asked, as the pool's lock is not held while that works.
  */
 #include "base/error.h"
-#include "nrm/options.h"
+#include "base/units.h"
 #include "os/system.h"
 #include "os/touch.h"
 #include "pools/pool_internal.h"
@@ -257,18 +257,6 @@ largest_free_locked(const struct nrm__pool *pool)
     return largest;
 }
 
-struct text {
-    char chars[32];
-};
-
-static struct text
-bytes_text(size_t nbytes)
-{
-    struct text text;
-    nrm_format_nbytes(nbytes, text.chars, sizeof text.chars);
-    return text;
-}
-
 nrm_status
 nrm__pool_explain(struct nrm__pool *pool, const nrm_error *said, size_t asked)
 {
@@ -285,10 +273,11 @@ nrm__pool_explain(struct nrm__pool *pool, const nrm_error *said, size_t asked)
         "%s%s: %s asked, %s%s, %s reserved, %s in use, largest free block %s, %s freed "
         "but not done on the GPU%s%s%s",
         is_full ? "the pool is full" : said->message, is_full ? "" : "; the pool",
-        bytes_text(asked).chars, is_limited ? "limit " : "no limit",
-        is_limited ? bytes_text(pool->maximum_nbytes).chars : "",
-        bytes_text(reserved).chars, bytes_text(live).chars, bytes_text(largest).chars,
-        bytes_text(parked).chars, captured != 0 ? ", " : "",
-        captured != 0 ? bytes_text(captured).chars : "",
+        nrm__nbytes_text(asked).chars, is_limited ? "limit " : "no limit",
+        is_limited ? nrm__nbytes_text(pool->maximum_nbytes).chars : "",
+        nrm__nbytes_text(reserved).chars, nrm__nbytes_text(live).chars,
+        nrm__nbytes_text(largest).chars, nrm__nbytes_text(parked).chars,
+        captured != 0 ? ", " : "",
+        captured != 0 ? nrm__nbytes_text(captured).chars : "",
         captured != 0 ? " freed but held by captured graphs" : "");
 }

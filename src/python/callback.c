@@ -216,6 +216,20 @@ check_callable(PyObject *object, const char *name)
     return -1;
 }
 
+/* Ends both constructors: what was made has the callbacks, or they go. */
+static nrm_resource *
+made(struct module_state *state, struct callbacks *self, nrm_status status,
+     nrm_resource *mr, void **out_callbacks)
+{
+    if (status != NRM_OK) {
+        Py_DECREF(self);
+        return (nrm_resource *)errors_raise(state, status);
+    }
+    self->mr = mr;
+    *out_callbacks = self;
+    return mr;
+}
+
 nrm_resource *
 callback_create(struct module_state *state, PyObject *allocate, PyObject *deallocate,
                 nrm_kind kind, void **out_callbacks)
@@ -235,15 +249,9 @@ callback_create(struct module_state *state, PyObject *allocate, PyObject *deallo
     options.destroy = destroy;
     options.context = self;
     options.calls_user_code = true;
-    nrm_resource *mr;
+    nrm_resource *mr = NULL;
     nrm_status status = nrm_callback_create(&options, &mr);
-    if (status != NRM_OK) {
-        Py_DECREF(self);
-        return (nrm_resource *)errors_raise(state, status);
-    }
-    self->mr = mr;
-    *out_callbacks = self;
-    return mr;
+    return made(state, self, status, mr, out_callbacks);
 }
 
 nrm_resource *
@@ -262,13 +270,7 @@ callback_create_failure(struct module_state *state, nrm_resource *upstream,
     options.destroy = destroy;
     options.context = self;
     options.calls_user_code = true;
-    nrm_resource *mr;
+    nrm_resource *mr = NULL;
     nrm_status status = nrm_failure_callback_create(upstream, &options, &mr);
-    if (status != NRM_OK) {
-        Py_DECREF(self);
-        return (nrm_resource *)errors_raise(state, status);
-    }
-    self->mr = mr;
-    *out_callbacks = self;
-    return mr;
+    return made(state, self, status, mr, out_callbacks);
 }

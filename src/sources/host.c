@@ -19,11 +19,12 @@
 #include "base/assert.h"
 #include "base/bits.h"
 #include "base/error.h"
+#include "base/given.h"
+#include "base/units.h"
 #include "core/ops.h"
 #include "core/slab.h"
 #include "nrm/options.h"
 #include "nrm/sources.h"
-#include "base/given.h"
 #include "os/memory.h"
 #include "os/numa.h"
 #include "os/system.h"
@@ -56,23 +57,11 @@ host_of(nrm_resource *mr)
 
 /* ---- errors ---- */
 
-struct text {
-    char chars[32];
-};
-
-static struct text
-bytes_text(size_t nbytes)
-{
-    struct text text;
-    nrm_format_nbytes(nbytes, text.chars, sizeof text.chars);
-    return text;
-}
-
 /* What is free changes all the time: whole MiB say enough. */
-static struct text
+static struct nrm__nbytes_text
 available_text(void)
 {
-    return bytes_text(nrm__align_down(nrm__touchable_nbytes(), NRM__MIB));
+    return nrm__nbytes_text(nrm__align_down(nrm__touchable_nbytes(), NRM__MIB));
 }
 
 static nrm_status
@@ -81,7 +70,7 @@ map_error(size_t nbytes, int code)
     return nrm__error_errno(
         code == ENOMEM ? NRM_OUT_OF_MEMORY : NRM_OS_ERROR, code,
         "the system refused to map %s of host memory; %s are available",
-        bytes_text(nbytes).chars, available_text().chars);
+        nrm__nbytes_text(nbytes).chars, available_text().chars);
 }
 
 static nrm_status
@@ -90,7 +79,7 @@ bind_error(size_t nbytes, int node, int code)
     return nrm__error_errno(
         NRM_OS_ERROR, code,
         "the system refused to bind %s of host memory to NUMA node %d",
-        bytes_text(nbytes).chars, node);
+        nrm__nbytes_text(nbytes).chars, node);
 }
 
 static nrm_status
@@ -99,7 +88,7 @@ touch_error(size_t nbytes, int code)
     return nrm__error_errno(code == ENOMEM ? NRM_OUT_OF_MEMORY : NRM_OS_ERROR, code,
                             "the pages of %s of host memory could not be made present; "
                             "%s are available",
-                            bytes_text(nbytes).chars, available_text().chars);
+                            nrm__nbytes_text(nbytes).chars, available_text().chars);
 }
 
 /* ---- mappings ---- */
@@ -158,8 +147,8 @@ check_touchable(size_t nbytes)
         NRM_OUT_OF_MEMORY,
         "%s of host memory were asked for with their pages present, but only "
         "%s can be touched before the process is killed",
-        bytes_text(nbytes).chars,
-        bytes_text(nrm__align_down(available, NRM__MIB)).chars);
+        nrm__nbytes_text(nbytes).chars,
+        nrm__nbytes_text(nrm__align_down(available, NRM__MIB)).chars);
 }
 
 /* Advice and binding: before the first page exists. */
@@ -519,10 +508,8 @@ check_options(const nrm_host_options *options)
         return nrm__error(NRM_INVALID_VALUE, "%u is no choice for huge pages",
                           (unsigned)options->huge_pages);
     }
-    if (options->alignment != 0 && !nrm__is_power_of_two(options->alignment)) {
-        return nrm__error(NRM_INVALID_VALUE,
-                          "the alignment must be a power of two, not %zu B",
-                          options->alignment);
+    if (options->alignment != 0) {
+        NRM_TRY(nrm__alignment_check(options->alignment));
     }
     return options->bind_numa ? check_node(options->numa_node) : NRM_OK;
 }
