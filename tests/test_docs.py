@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+import numpy_rmm
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
@@ -79,6 +81,31 @@ def test_the_examples_of_a_page_print_what_they_say(page: Path, tmp_path: Path) 
         command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def plain_blocks(page: Path) -> list[str]:
+    """The Python of a page that is no session and wants no other library, in order."""
+    pattern = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+    blocks = pattern.findall(page.read_text())
+    return [block for block in blocks if not re.search(r">>> |\btorch\b", block)]
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if plain_blocks(p)], ids=identify)
+def test_the_python_of_a_page_runs_as_it_stands(page: Path, tmp_path: Path) -> None:
+    script = tmp_path / "page.py"
+    tests = "for name in [x for x in globals() if x[:5] == 'test_']: globals()[name]()"
+    script.write_text("\n".join([*plain_blocks(page), tests]))
+    environ = {key: os.environ[key] for key in os.environ if "NUMPY_RMM_" not in key}
+    environ["NUMPY_RMM_CUDA_LIBRARY"] = "simulator"
+    command = [sys.executable, script]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_index_lists_every_name() -> None:
+    index = (ROOT / "docs" / "index.md").read_text().partition("## All names")[2]
+    names = {name for cell in re.findall(r"`(\w+)`", index) for name in cell.split()}
+    assert set(numpy_rmm.__all__) - names == set()
 
 
 def test_the_tables_are_what_the_core_says() -> None:
