@@ -53,6 +53,14 @@ def empty_pinned(
     ------
     CudaUnavailableError
         When no CUDA device can be expected here.
+
+    Examples
+    --------
+    >>> import numpy_rmm
+    >>> from numpy_rmm.testing import simulate_cuda
+    >>> with simulate_cuda():  # in place of a GPU
+    ...     numpy_rmm.is_pinned(numpy_rmm.empty_pinned((2, 3)))
+    True
     """
     return _make(np.empty, shape, dtype, order)
 

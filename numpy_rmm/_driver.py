@@ -170,6 +170,15 @@ class Driver:
     ------
     OSError
         The library does not exist or is no CUDA driver of version 12.0 or later.
+
+    Examples
+    --------
+    >>> from numpy_rmm.testing import simulate_cuda
+    >>> with simulate_cuda() as cuda:  # Driver() is the real one's
+    ...     driver = cuda.driver
+    ...     context, stream = driver.activate(), driver.create_stream()
+    ...     driver.cuStreamSynchronize(stream)
+    0
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:

@@ -386,6 +386,14 @@ def pinned(
         When no CUDA device can be expected here.
     TypeError
         When it is called with an array.
+
+    Examples
+    --------
+    >>> import numpy as np, numpy_rmm
+    >>> from numpy_rmm.testing import simulate_cuda
+    >>> with simulate_cuda(), numpy_rmm.pinned():  # in place of a GPU
+    ...     numpy_rmm.memory_kind(np.empty(1 << 20))
+    'pinned'
     """
     if not_arrays:
         raise TypeError(

@@ -56,6 +56,11 @@ def _number(level: level_enum) -> int:
 def set_logging_level(level: level_enum) -> None:
     """Have messages of a level, and of those above it, logged.
 
+    Parameters
+    ----------
+    level : level_enum
+        The lowest one; ``off``: none are.
+
     Raises
     ------
     TypeError
@@ -88,6 +93,20 @@ def get_logging_level() -> level_enum:
 def should_log(level: level_enum) -> bool:
     """Whether a message of this level would be logged.
 
+    Parameters
+    ----------
+    level : level_enum
+        Of the message.
+
+    Returns
+    -------
+    bool
+
+    Raises
+    ------
+    TypeError
+        For anything but a ``level_enum``.
+
     Examples
     --------
     >>> import numpy_rmm
@@ -102,6 +121,24 @@ def set_flush_level(level: level_enum) -> None:
 
     These are those of the logger with a ``flushLevel``, as
     ``logging.handlers.MemoryHandler`` has; all others write at once whatever the level.
+
+    Parameters
+    ----------
+    level : level_enum
+        The lowest one that is written at once.
+
+    Raises
+    ------
+    TypeError
+        For anything but a ``level_enum``.
+
+    Examples
+    --------
+    >>> import numpy_rmm
+    >>> numpy_rmm.set_flush_level(numpy_rmm.level_enum.warn)
+    >>> numpy_rmm.get_flush_level().name
+    'warn'
+    >>> numpy_rmm.set_flush_level(numpy_rmm.level_enum.info)
     """
     global _flush_level
     number = _number(level)
@@ -112,7 +149,12 @@ def set_flush_level(level: level_enum) -> None:
 
 
 def get_flush_level() -> level_enum:
-    """What :func:`set_flush_level` was given last; ``info`` at first."""
+    """What :func:`set_flush_level` was given last; ``info`` at first.
+
+    Examples
+    --------
+    See :func:`set_flush_level`.
+    """
     return _flush_level
 
 

@@ -79,7 +79,13 @@ def host_read(array: np.ndarray[Any, Any] | Buffer) -> None:
 
 
 def host_write(array: np.ndarray[Any, Any] | Buffer) -> None:
-    """Say that the program writes an array now. See `host_read`."""
+    """Say that the program writes an array now. See `host_read`.
+
+    Parameters
+    ----------
+    array : numpy.ndarray or buffer
+        What is written, strided or not.
+    """
     _touch(array, 1)
 
 

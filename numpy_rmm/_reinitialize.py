@@ -220,6 +220,11 @@ def register_reinitialize_hook(
 def unregister_reinitialize_hook(func: Callable[..., Any]) -> None:
     """Forget a hook, however often it was registered; one that is none is no error.
 
+    Parameters
+    ----------
+    func : callable
+        As it was registered.
+
     Examples
     --------
     >>> import numpy_rmm

@@ -97,7 +97,21 @@ def get_current_device_resource_type() -> type[MemoryResource]:
 
 
 def get_per_device_resource_type(device: int) -> type[MemoryResource]:
-    """The type of the current resource of a device, given by its ordinal.
+    """The type of the current resource of a device.
+
+    Parameters
+    ----------
+    device : int
+        Ordinal.
+
+    Returns
+    -------
+    type
+
+    Raises
+    ------
+    CudaUnavailableError
+        When no CUDA device can be expected here.
 
     Examples
     --------

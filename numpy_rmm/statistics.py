@@ -106,6 +106,10 @@ def get_statistics() -> Statistics | None:
         Of the innermost scope of this thread that :func:`push_statistics` began;
         without one the ``allocation_counts`` of the adaptor, of all threads. None:
         statistics are not enabled.
+
+    Examples
+    --------
+    See :func:`push_statistics`.
     """
     mr = _adaptor()
     return None if mr is None else _counts_of(mr)
@@ -123,6 +127,18 @@ def push_statistics() -> Statistics | None:
     -------
     Statistics or None
         What :func:`get_statistics` gave until now.
+
+    Examples
+    --------
+    >>> import numpy_rmm
+    >>> from numpy_rmm.statistics import pop_statistics, push_statistics, statistics
+    >>> from numpy_rmm.testing import simulate_cuda
+    >>> with simulate_cuda(), statistics():  # in place of a GPU
+    ...     buffer = numpy_rmm.DeviceBuffer(size=100)
+    ...     before = push_statistics()
+    ...     del buffer
+    ...     before.current_bytes, pop_statistics().current_bytes
+    (100, -100)
     """
     mr = _adaptor()
     if mr is None:
@@ -207,7 +223,7 @@ class MemoryRecord:
     memory_peak: int = 0
 
     def add(self, memory_total: int, memory_peak: int) -> None:
-        """Add a call."""
+        """Add a call, with the bytes that it allocated and had at a time."""
         self.num_calls += 1
         self.memory_total += memory_total
         self.memory_peak = max(self.memory_peak, memory_peak)
@@ -263,6 +279,16 @@ class ProfilerRecords:
         ----------
         ordered_by : {'num_calls', 'memory_peak', 'memory_total'}
             By what they are compared.
+
+        Returns
+        -------
+        str
+            Several lines; sizes are in bytes.
+
+        Raises
+        ------
+        ValueError
+            For another order.
         """
         orders = MemoryRecord.__dataclass_fields__
         if ordered_by not in orders:

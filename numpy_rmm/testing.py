@@ -93,7 +93,19 @@ def _attribute(name: str) -> int:
 
 
 class SimulatedCuda:
-    """A simulated machine, as returned by `simulate_cuda`. See there."""
+    """A simulated machine, as returned by `simulate_cuda`. See there.
+
+    Examples
+    --------
+    >>> import numpy_rmm
+    >>> from numpy_rmm.testing import simulate_cuda
+    >>> with simulate_cuda() as cuda:
+    ...     cuda.fail("cuMemAlloc", error="UNKNOWN")
+    ...     numpy_rmm.mr.CudaMemoryResource().allocate(100)
+    Traceback (most recent call last):
+        ...
+    numpy_rmm.CudaError: ...
+    """
 
     def __init__(self, config: _simulator.Config, attributes: dict[int, int]) -> None:
         self._config = config
@@ -203,6 +215,11 @@ class SimulatedCuda:
             The error to answer; 0 ends an earlier plan.
         times : int or None
             How many calls in a row; None: all from the nth on.
+
+        Raises
+        ------
+        TypeError, ValueError
+            When there is no such call or error.
         """
         name = self._call_name(call)
         count = 0 if times is None else _integer("times", times, 1, 2**62)
@@ -263,6 +280,11 @@ class SimulatedCuda:
         reads, writes : sequence
             NumPy arrays and other buffers of page-locked or managed memory, and
             ``(address, nbytes)`` of device memory.
+
+        Raises
+        ------
+        ValueError
+            When the driver does not know the stream, or some of the memory.
         """
         areas = [_simulator.Area(*_area(each), 0) for each in reads]
         areas += [_simulator.Area(*_area(each), 1) for each in writes]

@@ -188,6 +188,17 @@ def test_a_public_name_says_what_it_is(module: str, name: str) -> None:
     assert re.search(rf"`[^`\n]*\b{name}\b[^`\n]*`", changes), f"{name} is no change"
 
 
+@pytest.mark.parametrize(("module", "name"), public_names())
+def test_a_public_name_tells_its_parameters(module: str, name: str) -> None:
+    value = getattr(__import__(module, fromlist=["_"]), name)
+    is_base = inspect.isclass(value) and (
+        issubclass(value, Exception)
+        or "has no constructor" in (inspect.getdoc(value) or "")
+    )
+    if callable(value) and not is_base:
+        inspect.signature(value)
+
+
 def code_blocks(pages: str) -> list[str]:
     return re.findall(r"^```\w*\n(.*?)^```$", pages, re.MULTILINE | re.DOTALL)
 

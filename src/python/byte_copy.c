@@ -341,7 +341,16 @@ PyMethodDef byte_copy_functions[] = {
          "db : int\n    The address.\n"
          "stream : Stream\n    On which the copy is made.\n\n"
          "Raises\n------\n"
-         "ValueError\n    When a block of ours at the address has fewer bytes.\n")},
+         "ValueError\n    When a block of ours at the address has fewer bytes.\n\n"
+         "Examples\n--------\n"
+         ">>> import numpy_rmm\n"
+         ">>> from numpy_rmm.testing import simulate_cuda\n"
+         ">>> with simulate_cuda():  # in place of a GPU\n"
+         "...     buffer, host = numpy_rmm.DeviceBuffer(size=3), bytearray(3)\n"
+         "...     numpy_rmm.copy_host_to_ptr(b'abc', buffer.ptr)\n"
+         "...     numpy_rmm.copy_ptr_to_host(buffer.ptr, host)\n"
+         "...     host\n"
+         "bytearray(b'abc')\n")},
     {"copy_device_to_ptr", FUNCTION(copy_device_to_ptr),
      SIGNATURE_DOC(
          "copy_device_to_ptr", "$module, ", DEVICE_TO_PTR_TEXT,

@@ -14,7 +14,7 @@
 #include "python/errors.h"
 #include "python/signature.h"
 
-#define ARRAY_TEXT "shape, dtype=float, order='C', *, stream=..., mr=None"
+#define ARRAY_TEXT "shape, dtype='float64', order='C', *, stream=..., mr=None"
 
 /* ---- dtypes and shapes ---- */
 
@@ -372,9 +372,9 @@ static PyType_Slot array_slots[] = {
          "Slices, :meth:`reshape`, :meth:`view` and :attr:`T` give arrays over the same\n"
          "memory. Elements are on the device: ``copy_to_host`` brings them.\n\n"
          "Parameters\n----------\n"
-         "shape : int or sequence of int\n"
+         "shape : int or sequence of int\n    The lengths, in elements.\n"
          "dtype : dtype\n    Of any elements but Python objects.\n"
-         "order : {'C', 'F'}\n"
+         "order : {'C', 'F'}\n    Row-major or column-major.\n"
          "stream : Stream\n    The memory may be used behind it, and goes back behind it.\n"
          "mr : MemoryResource, optional\n"
          "    Of memory that a device can use. None: the current one of the current\n"
@@ -382,7 +382,15 @@ static PyType_Slot array_slots[] = {
          "Raises\n------\n"
          "OutOfMemoryError\n    When the memory cannot be had.\n"
          "TypeError\n    For Python objects as elements.\n"
-         "ValueError\n    For a negative length.\n")},
+         "ValueError\n    For a negative length, and a resource of host memory.\n\n"
+         "Examples\n--------\n"
+         ">>> import numpy as np, numpy_rmm\n"
+         ">>> from numpy_rmm.testing import simulate_cuda\n"
+         ">>> with simulate_cuda():  # in place of a GPU\n"
+         "...     array = numpy_rmm.DeviceArray((2, 3), np.float32)\n"
+         "...     array.copy_from(np.ones((2, 3), np.float32))\n"
+         "...     array.nbytes, array[0, 1:].copy_to_host()\n"
+         "(24, array([1., 1.], dtype=float32))\n")},
     {Py_tp_new, array_new},
     {Py_tp_dealloc, array_dealloc},
     {Py_tp_traverse, array_traverse},

@@ -25,7 +25,7 @@ int device_array_init(PyObject *module);
 extern PyMethodDef device_array_methods[];
 extern PyGetSetDef device_array_getset[];
 
-/* to_device() and _rebuild_device_array() */
+/* Of device_array_functions.c: to_device() and what pickle calls. */
 extern PyMethodDef device_array_functions[];
 
 /*

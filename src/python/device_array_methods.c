@@ -17,7 +17,6 @@
 #define STREAM_TEXT "stream=..."
 #define TO_HOST_TEXT "ary=None, stream=..."
 #define FROM_TEXT "ary, stream=..."
-#define TO_DEVICE_TEXT "array, stream=..., mr=None"
 
 static PyArrayObject *
 view_of(PyObject *object)
@@ -266,13 +265,6 @@ copy_elements(struct module_state *state, PyObject *dst, PyObject *src)
     return byte_copy_run(state, &copy);
 }
 
-/* NumPy's order "A" for a new one like `view`. */
-static bool
-is_fortran(PyArrayObject *view)
-{
-    return PyArray_IS_F_CONTIGUOUS(view) && !PyArray_IS_C_CONTIGUOUS(view);
-}
-
 /* A scalar's copy is one; of a class of others we do not know what it is made with. */
 static PyTypeObject *
 type_of_copy(struct module_state *state, PyObject *object)
@@ -293,9 +285,10 @@ copy(PyObject *object, PyObject *Py_UNUSED(unused))
     if (stream == NULL) {
         return NULL;
     }
-    PyObject *other = device_array_of_shape(
-        state, type_of_copy(state, object), PyArray_NDIM(view), PyArray_DIMS(view),
-        (PyObject *)PyArray_DESCR(view), is_fortran(view), stream, memory->mr_object);
+    PyObject *other =
+        device_array_of_shape(state, type_of_copy(state, object), PyArray_NDIM(view),
+                              PyArray_DIMS(view), (PyObject *)PyArray_DESCR(view),
+                              PyArray_ISFORTRAN(view), stream, memory->mr_object);
     Py_DECREF(stream);
     if (other != NULL && copy_elements(state, other, object) < 0) {
         Py_CLEAR(other);
@@ -400,7 +393,7 @@ to_numpy(PyObject *Py_UNUSED(object), PyObject *Py_UNUSED(args),
     return NULL;
 }
 
-/* ---- pickle, and from the host ---- */
+/* ---- pickle ---- */
 
 /* NumPy pickles the elements, out of band where the protocol can. */
 static PyObject *
@@ -423,89 +416,6 @@ reduce(PyObject *object, PyObject *Py_UNUSED(unused))
     return Py_BuildValue("N(ON)", rebuild, (PyObject *)Py_TYPE(object), host);
 }
 
-static PyObject *
-of_host(struct module_state *state, PyTypeObject *type, PyArrayObject *host,
-        PyObject *stream, PyObject *mr)
-{
-    PyObject *self = device_array_of_shape(state, type, PyArray_NDIM(host),
-                                           PyArray_DIMS(host),
-                                           (PyObject *)PyArray_DESCR(host),
-                                           is_fortran(host), stream, mr);
-    if (self != NULL && device_array_copyto(self, (PyObject *)host, stream) < 0) {
-        Py_CLEAR(self);
-    }
-    return self;
-}
-
-static PyObject *
-to_device(PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *names)
-{
-    static struct signature signature = SIGNATURE("to_device", TO_DEVICE_TEXT);
-    struct module_state *state = module_state(module);
-    PyObject *values[3];
-    if (errors_begin_call() < 0 ||
-        signature_bind(&signature, args, n_args, names, values) < 0) {
-        return NULL;
-    }
-    PyObject *host = PyArray_FromAny(values[0], NULL, 0, 0, 0, NULL);
-    PyObject *self = host == NULL
-                         ? NULL
-                         : of_host(state, state->device_array_type,
-                                   (PyArrayObject *)host, values[1], values[2]);
-    Py_XDECREF(host);
-    return self;
-}
-
-static PyObject *
-rebuild_device_array(PyObject *module, PyObject *args)
-{
-    struct module_state *state = module_state(module);
-    PyObject *type, *host;
-    if (!PyArg_ParseTuple(args, "O!O!:_rebuild_device_array", &PyType_Type, &type,
-                          &PyArray_Type, &host) ||
-        errors_begin_call() < 0) {
-        return NULL;
-    }
-    if (!PyType_IsSubtype((PyTypeObject *)type, state->device_array_type)) {
-        PyErr_Format(PyExc_TypeError, "%R is no DeviceArray", type);
-        return NULL;
-    }
-    return of_host(state, (PyTypeObject *)type, (PyArrayObject *)host, NULL, NULL);
-}
-
-static PyObject *
-bytes_of_buffer(PyObject *module, PyObject *object)
-{
-    struct module_state *state = module_state(module);
-    if (!PyObject_TypeCheck(object, state->device_buffer_type)) {
-        PyErr_Format(PyExc_TypeError, "%.100s is no DeviceBuffer",
-                     Py_TYPE(object)->tp_name);
-        return NULL;
-    }
-    return device_array_of_bytes(state, object);
-}
-
-PyMethodDef device_array_functions[] = {
-    {"to_device", (PyCFunction)(void (*)(void))to_device, METH_FASTCALL | METH_KEYWORDS,
-     SIGNATURE_DOC(
-         "to_device", "$module, ", TO_DEVICE_TEXT,
-         "A new array in memory of a device with the elements of another.\n\n"
-         "Parameters\n----------\n"
-         "array : array_like\n    Of any shape; a Fortran-contiguous one stays\n"
-         "    so.\n"
-         "stream : Stream\n    Of the new array, and of the copy, which is\n"
-         "    waited for.\n"
-         "mr : MemoryResource, optional\n    None: the current one.\n\n"
-         "Returns\n-------\nDeviceArray\n")},
-    {"_rebuild_device_array", rebuild_device_array, METH_VARARGS,
-     PyDoc_STR("_rebuild_device_array($module, type, host, /)\n--\n\n"
-               "What a pickled DeviceArray becomes.")},
-    {"_bytes_of_buffer", bytes_of_buffer, METH_O,
-     PyDoc_STR("_bytes_of_buffer($module, buffer, /)\n--\n\n"
-               "The memory of a DeviceBuffer as an array of bytes.")},
-    {NULL, NULL, 0, NULL},
-};
-
 /* ---- the tables ---- */
 
 #define METHOD(name)                                                                   \
@@ -515,12 +425,19 @@ PyMethodDef device_array_methods[] = {
     {"reshape", reshape, METH_VARARGS,
      PyDoc_STR("reshape($self, /, *shape)\n--\n\n"
                "The same memory in another shape.\n\n"
+               "Parameters\n----------\n"
+               "*shape : int\n    The lengths, or a tuple of them; one may be -1.\n\n"
+               "Returns\n-------\nDeviceArray\n\n"
                "Raises\n------\n"
                "ValueError\n    Unless it is C-contiguous, and for another size.\n")},
     {"view", view, METH_O,
-     PyDoc_STR(
-         "view($self, dtype, /)\n--\n\n"
-         "The same memory as other elements, by the rules of numpy.ndarray.view.")},
+     PyDoc_STR("view($self, dtype, /)\n--\n\n"
+               "The same memory as other elements.\n\n"
+               "Parameters\n----------\n"
+               "dtype : dtype\n    Of any elements but Python objects.\n\n"
+               "Returns\n-------\nDeviceArray\n\n"
+               "Raises\n------\n"
+               "TypeError, ValueError\n    By the rules of numpy.ndarray.view.\n")},
     {"copy_to_host", METHOD(copy_to_host),
      SIGNATURE_DOC(
          "copy_to_host", "$self, ", TO_HOST_TEXT,
@@ -530,18 +447,25 @@ PyMethodDef device_array_methods[] = {
          "    new one, of the current handler's memory.\n"
          "stream : Stream\n    On which the copy is made, after what the\n"
          "    array's own has been given.\n\n"
-         "Returns\n-------\nnumpy.ndarray\n")},
+         "Returns\n-------\nnumpy.ndarray or `ary`\n\n"
+         "Raises\n------\n"
+         "TypeError, ValueError, CudaError\n    As :func:`copyto`.\n")},
     {"copy_from", METHOD(copy_from),
      SIGNATURE_DOC("copy_from", "$self, ", FROM_TEXT,
                    "Copy the elements of another array into this one, and wait.\n\n"
                    "Parameters\n----------\n"
                    "ary : numpy.ndarray or object with ``__cuda_array_interface__``\n"
-                   "    Of equal shape and dtype; see :func:`copyto`.\n"
-                   "stream : Stream\n    On which the copy is made.\n")},
+                   "    Of equal shape and dtype.\n"
+                   "stream : Stream\n    On which the copy is made.\n\n"
+                   "Raises\n------\n"
+                   "TypeError, ValueError, CudaError\n    As :func:`copyto`.\n")},
     {"copy", copy, METH_NOARGS,
      PyDoc_STR("copy($self)\n--\n\n"
                "An array of its own, of the same resource and stream, contiguous.\n\n"
-               "A copy of a contiguous array is waited for on DEFAULT_STREAM only.")},
+               "A copy of a contiguous array is waited for on DEFAULT_STREAM only.\n\n"
+               "Returns\n-------\nDeviceArray\n\n"
+               "Raises\n------\n"
+               "OutOfMemoryError\n    When the memory cannot be had.\n")},
     {"__copy__", copy, METH_NOARGS, NULL},
     {"__deepcopy__", copy, METH_O, NULL},
     {"prefetch", METHOD(prefetch),

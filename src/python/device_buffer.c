@@ -387,7 +387,15 @@ static PyType_Slot buffer_slots[] = {
          "The content of new memory is not known. There is no buffer protocol, as the\n"
          "host cannot read memory of a device; ``bytes(buffer)`` copies it.\n\n"
          "Pickling copies the bytes to the host; with protocol 5 they may go out of\n"
-         "band. What is unpickled has the current resource and DEFAULT_STREAM.\n")},
+         "band. What is unpickled has the current resource and DEFAULT_STREAM.\n\n"
+         "Examples\n--------\n"
+         ">>> import numpy_rmm\n"
+         ">>> from numpy_rmm.testing import simulate_cuda\n"
+         ">>> with simulate_cuda():  # in place of a GPU\n"
+         "...     buffer = numpy_rmm.DeviceBuffer(size='1 KiB')\n"
+         "...     buffer.copy_from_host(b'abc')\n"
+         "...     buffer.size, buffer.tobytes()[:3]\n"
+         "(1024, b'abc')\n")},
     {Py_tp_new, buffer_new},
     {Py_tp_dealloc, buffer_dealloc},
     {Py_tp_traverse, buffer_traverse},

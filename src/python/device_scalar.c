@@ -125,12 +125,19 @@ static PyMethodDef scalar_methods[] = {
      METH_METHOD | METH_FASTCALL | METH_KEYWORDS,
      SIGNATURE_DOC("get", "$self, ", GET_TEXT,
                    "Copy the element to the host, and wait.\n\n"
-                   "Returns\n-------\nnumpy scalar\n")},
+                   "Parameters\n----------\n"
+                   "stream : Stream\n    On which the copy is made.\n\n"
+                   "Returns\n-------\nnumpy scalar\n\n"
+                   "Raises\n------\n"
+                   "CudaError\n    When the driver failed.\n")},
     {"set", (PyCFunction)(void (*)(void))set,
      METH_METHOD | METH_FASTCALL | METH_KEYWORDS,
      SIGNATURE_DOC(
          "set", "$self, ", SET_TEXT,
          "Copy an element from the host, and wait.\n\n"
+         "Parameters\n----------\n"
+         "value : scalar\n    What numpy.asarray makes an element of the dtype.\n"
+         "stream : Stream\n    On which the copy is made.\n\n"
          "Raises\n------\n"
          "ValueError, OverflowError\n    For what is no element of the dtype.\n")},
     {NULL, NULL, 0, NULL},
@@ -150,7 +157,16 @@ static PyType_Slot scalar_slots[] = {
                     "Parameters\n----------\n"
                     "dtype : dtype\n"
                     "value : scalar, optional\n    None: of unknown value.\n"
-                    "stream, mr\n    As of :class:`DeviceArray`.\n")},
+                    "stream, mr\n    As of :class:`DeviceArray`.\n\n"
+                    "Raises\n------\n"
+                    "OutOfMemoryError, TypeError\n    As of :class:`DeviceArray`.\n"
+                    "ValueError, OverflowError\n    For what is no element.\n\n"
+                    "Examples\n--------\n"
+                    ">>> import numpy as np, numpy_rmm\n"
+                    ">>> from numpy_rmm.testing import simulate_cuda\n"
+                    ">>> with simulate_cuda():  # in place of a GPU\n"
+                    "...     int(numpy_rmm.DeviceScalar(np.int64, 5).value)\n"
+                    "5\n")},
     {Py_tp_new, scalar_new},
     {Py_tp_methods, scalar_methods},
     {Py_tp_getset, scalar_getset},

@@ -221,6 +221,13 @@ PyMethodDef dlpack_array_functions[] = {
          "object\n    With ``__dlpack__`` and ``__dlpack_device__``, which says (3, 0).\n\n"
          "Raises\n------\n"
          "TypeError\n    For what is no array.\n"
-         "ValueError\n    For other memory.\n")},
+         "ValueError\n    For other memory.\n\n"
+         "Examples\n--------\n"
+         ">>> import numpy_rmm\n"
+         ">>> from numpy_rmm.testing import simulate_cuda\n"
+         ">>> with simulate_cuda():  # in place of a GPU\n"
+         "...     array = numpy_rmm.empty_pinned(10)\n"
+         "...     numpy_rmm.as_dlpack_pinned(array).__dlpack_device__()\n"
+         "(3, 0)\n")},
     {NULL, NULL, 0, NULL},
 };

@@ -193,7 +193,8 @@ static PyMethodDef event_methods[] = {
          "stream : Stream\n    By default DEFAULT_STREAM; of the same context\n"
          "    each time.\n\n"
          "Raises\n------\n"
-         "ValueError\n    For a stream of another context.\n")},
+         "ValueError\n    For a stream of another context.\n"
+         "CudaError\n    When the driver failed.\n")},
     {"synchronize", synchronize, METH_NOARGS,
      PyDoc_STR("synchronize($self)\n--\n\n"
                "Wait until that is done; others may run meanwhile.\n\n"
@@ -222,7 +223,15 @@ static PyType_Slot event_slots[] = {
      (void *)PyDoc_STR("Event()\n--\n\n"
                        "A point in the work of a stream, to be waited for.\n\n"
                        "The host waits by :meth:`synchronize`, another stream by\n"
-                       ":meth:`Stream.wait_event`. Events measure no time.\n")},
+                       ":meth:`Stream.wait_event`. Events measure no time.\n\n"
+                       "Examples\n--------\n"
+                       ">>> import numpy_rmm\n"
+                       ">>> from numpy_rmm.testing import simulate_cuda\n"
+                       ">>> with simulate_cuda():  # in place of a GPU\n"
+                       "...     event = numpy_rmm.Stream().record()\n"
+                       "...     event.synchronize()\n"
+                       "...     event.done\n"
+                       "True\n")},
     {Py_tp_new, event_new},
     {Py_tp_dealloc, event_dealloc},
     {Py_tp_repr, event_repr},

@@ -397,7 +397,15 @@ PyMethodDef registry_methods[] = {
          "ValueError\n    For a resource of ordinary host memory, or of another device.\n\n"
          "Notes\n-----\n"
          "Others may allocate meanwhile: each block goes back to the resource that it\n"
-         "came from.\n")},
+         "came from.\n\n"
+         "Examples\n--------\n"
+         ">>> from numpy_rmm import mr\n"
+         ">>> from numpy_rmm.testing import simulate_cuda\n"
+         ">>> with simulate_cuda():  # in place of a GPU\n"
+         "...     mr.set_per_device_resource(0, mr.CudaMemoryResource())\n"
+         "...     mr.get_per_device_resource(0)\n"
+         "...     mr.set_per_device_resource(0, None)\n"
+         "<CudaMemoryResource>\n")},
     {"get_current_device_resource", get_current_device_resource, METH_NOARGS,
      PyDoc_STR("get_current_device_resource($module)\n--\n\n"
                "The current resource of the current device; see\n"
@@ -407,7 +415,9 @@ PyMethodDef registry_methods[] = {
      METH_FASTCALL | METH_KEYWORDS,
      SIGNATURE_DOC("set_current_device_resource", "$module, ", SET_CURRENT_TEXT,
                    "Set the current resource of the current device; see\n"
-                   ":func:`set_per_device_resource`.")},
+                   ":func:`set_per_device_resource`.\n\n"
+                   "Parameters\n----------\n"
+                   "mr : MemoryResource or None\n    None restores the default.\n")},
     {"_reset_device_resources", reset_device_resources, METH_NOARGS,
      PyDoc_STR("_reset_device_resources($module)\n--\n\n"
                "Restore the default of every device.")},

@@ -315,7 +315,11 @@ static PyMethodDef stream_methods[] = {
          "Returns\n-------\nEvent\n")},
     {"wait_event", wait_event, METH_O,
      PyDoc_STR("wait_event($self, event, /)\n--\n\n"
-               "Let what the stream is given from now on wait for an event.")},
+               "Let what the stream is given from now on wait for an event.\n\n"
+               "Parameters\n----------\n"
+               "event : Event\n    One that was never recorded is not waited for.\n\n"
+               "Raises\n------\n"
+               "CudaError\n    When the driver failed.\n")},
     {"is_default", is_default, METH_NOARGS,
      PyDoc_STR("is_default($self)\n--\n\nWhether this is DEFAULT_STREAM.")},
     {"__cuda_stream__", cuda_stream, METH_NOARGS,

@@ -168,7 +168,14 @@ static PyType_Slot pool_slots[] = {
                        "flags : CudaStreamFlags or int\n    Of all of them, as for\n"
                        "    :class:`Stream`.\n\n"
                        "Raises\n------\n"
-                       "CudaUnavailableError\n    When there is no CUDA device.\n")},
+                       "CudaUnavailableError\n    When there is no CUDA device.\n\n"
+                       "Examples\n--------\n"
+                       ">>> import numpy_rmm\n"
+                       ">>> from numpy_rmm.testing import simulate_cuda\n"
+                       ">>> with simulate_cuda():  # in place of a GPU\n"
+                       "...     pool = numpy_rmm.StreamPool(2)\n"
+                       "...     pool.get_stream(1) == pool.get_stream(3)\n"
+                       "True\n")},
     {Py_tp_new, pool_new},
     {Py_tp_dealloc, pool_dealloc},
     {Py_tp_repr, pool_repr},
