@@ -243,4 +243,14 @@ has_pattern(const void *ptr, size_t nbytes, unsigned key, size_t written_nbytes)
            bytes[nbytes - 1] == (unsigned char)(key + nbytes - 1);
 }
 
+/* Of the live block at an address; not to be released. */
+static inline nrm_resource *
+owner_of(const void *ptr)
+{
+    nrm_block_info info = {0};
+    CHECK_OK(nrm_block_find(ptr, &info));
+    nrm_resource_release(info.resource);
+    return info.resource;
+}
+
 #endif

@@ -100,4 +100,14 @@ has_all(nrm_CUdeviceptr ptr, size_t nbytes, unsigned char value)
     return true;
 }
 
+/* For a thread: lets a stream go once somebody waits for it. */
+static inline void *
+let_go_soon(void *stream)
+{
+    make_current(0);
+    let_run();
+    let_go(stream);
+    return NULL;
+}
+
 #endif

@@ -27,15 +27,6 @@ binning_over(nrm_resource *upstream, unsigned min_exponent, unsigned max_exponen
     return mr;
 }
 
-static nrm_resource *
-owner_of(const void *ptr)
-{
-    nrm_block_info info = {0};
-    CHECK_OK(nrm_block_find(ptr, &info));
-    nrm_resource_release(info.resource);
-    return info.resource;
-}
-
 static const struct over {
     const char *name;
     nrm_resource *(*create)(void);

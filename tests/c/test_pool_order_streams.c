@@ -401,15 +401,6 @@ TEST(a_captured_streams_block_is_passed_over)
 
 /* ---- full pools, failing calls, giving back ---- */
 
-static void *
-let_go_soon(void *stream)
-{
-    make_current(0);
-    let_run();
-    let_go(stream);
-    return NULL;
-}
-
 TEST(a_full_pool_waits_for_the_gpu_if_it_is_told_to)
 {
     pthread_t thread;

@@ -166,15 +166,6 @@ TEST(nothing_is_unmapped_before_its_last_use)
     stop();
 }
 
-static void *
-let_go_soon(void *stream)
-{
-    make_current(0);
-    let_run();
-    let_go(stream);
-    return NULL;
-}
-
 TEST(a_pool_that_ends_waits_for_the_gpu)
 {
     pthread_t thread;

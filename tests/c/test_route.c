@@ -41,15 +41,6 @@ drop_route(struct routed *routed)
     CHECK_EQ(atomic_load(&large_count.n_live), 0);
 }
 
-static nrm_resource *
-owner_of(const void *ptr)
-{
-    nrm_block_info info = {0};
-    CHECK_OK(nrm_block_find(ptr, &info));
-    nrm_resource_release(info.resource);
-    return info.resource;
-}
-
 static const struct size_case {
     const char *name;
     size_t nbytes;
