@@ -7,6 +7,7 @@ belongs to the program: an option parser would look for its own options there.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -31,27 +32,46 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit status (2: it was asked for wrongly)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     command = arguments.pop(0) if arguments else ""
-    if command in ("-h", "--help", "help") or {"-h", "--help"} & set(arguments[:1]):
-        print(USAGE, end="")
-        return 0
+    is_help = command in ("-h", "--help", "help") or bool(
+        {"-h", "--help"} & set(arguments[:1])
+    )
     try:
-        if command == "info":
-            return info(arguments)
-        if command == "demo":
-            from numpy_rmm._demo import demo
-
-            return demo(arguments)
-        if command == "run":
+        if command == "run" and not is_help:
             from numpy_rmm._run import run
 
             return run(arguments)
-        if command == "--version":
-            return version()
-        given = f"unknown command {command!r}" if command else "no command given"
-        raise UsageError(f"{given}; the commands are info, demo and run")
+        return report("help" if is_help else command, arguments)
     except UsageError as error:
         print(f"numpy-rmm: {error}", file=sys.stderr)
         return 2
+
+
+def report(command: str, arguments: Sequence[str]) -> int:
+    """Run one of the commands that print something of their own."""
+    try:
+        status = print_report(command, arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read it has enough: nothing is left to be flushed at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return status
+
+
+def print_report(command: str, arguments: Sequence[str]) -> int:
+    if command == "help":
+        print(USAGE, end="")
+        return 0
+    if command == "info":
+        return info(arguments)
+    if command == "demo":
+        from numpy_rmm._demo import demo
+
+        return demo(arguments)
+    if command == "--version":
+        return version()
+    given = f"unknown command {command!r}" if command else "no command given"
+    raise UsageError(f"{given}; the commands are info, demo and run")
 
 
 def info(arguments: Sequence[str]) -> int:

@@ -272,6 +272,21 @@ def test_info_prints_the_report(tmp_path: Path) -> None:
     assert re.search(r"pinned_threshold\b.*128 KiB", done.stdout)
 
 
+@pytest.mark.parametrize("arguments", [["info"], ["--help"], ["demo"]])
+def test_a_reader_that_has_enough_is_no_error(
+    arguments: list[str], tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "numpy_rmm", *arguments]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 1
+
+
 def test_info_lists_the_devices_and_their_attributes(tmp_path: Path) -> None:
     done = numpy_rmm_command(
         tmp_path,
