@@ -29,6 +29,9 @@ _MAX_CALLS = 16
 _MIN_ROW_NBYTES = 64
 _MIN_PIECE_NBYTES = 4096
 
+# Bytes that differences of addresses can count.
+_MAX_EXTENT = (1 << 63) - 1
+
 # Older versions of the interface do not say enough.
 _MIN_VERSION = 2
 
@@ -117,20 +120,57 @@ def _dtype_of(value: object, interface: dict[str, Any]) -> np.dtype[Any]:
     return dtype
 
 
-def _of_interface(name: str, value: object, interface: dict[str, Any]) -> _Side:
+def _integers(name: str, what: str, values: object) -> tuple[int, ...]:
+    try:
+        return tuple(operator.index(value) for value in values)  # type: ignore[attr-defined]
+    except TypeError:
+        raise TypeError(
+            f"{name}: {what} of __cuda_array_interface__ must be a tuple of int, not "
+            f"{values!r}"
+        ) from None
+
+
+def _check_interface(name: str, interface: object) -> None:
+    if not isinstance(interface, dict):
+        raise TypeError(
+            f"{name}: __cuda_array_interface__ must be a dict, not "
+            f"{type(interface).__name__}"
+        )
     version = interface.get("version", 0)
-    if version < _MIN_VERSION:
+    if not isinstance(version, int) or version < _MIN_VERSION:
         raise ValueError(
-            f"{name}: __cuda_array_interface__ of version {version} is too old, "
+            f"{name}: __cuda_array_interface__ of version {version!r} is too old, "
             f"version {_MIN_VERSION} or later is needed"
+        )
+    missing = {"data", "shape", "typestr"} - interface.keys()
+    if missing:
+        raise ValueError(
+            f"{name}: __cuda_array_interface__ has no {', '.join(sorted(missing))}"
         )
     if interface.get("mask") is not None:
         raise TypeError(f"{name}: an array with a mask cannot be copied")
+
+
+def _data_of(name: str, interface: dict[str, Any]) -> tuple[int, bool]:
+    """Address, and whether it may only be read."""
+    data = interface["data"]
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        raise TypeError(
+            f"{name}: data of __cuda_array_interface__ must be (address, read-only), "
+            f"not {data!r}"
+        )
+    return _integers(name, "data", (data[0] or 0,))[0], bool(data[1])
+
+
+def _of_interface(name: str, value: object, interface: dict[str, Any]) -> _Side:
+    _check_interface(name, interface)
     dtype = _dtype_of(value, interface)
-    shape = tuple(operator.index(n) for n in interface["shape"])
+    shape = _integers(name, "shape", interface["shape"])
+    if shape and min(shape) < 0:
+        raise ValueError(f"{name}: an axis cannot have {min(shape)} elements")
     strides = interface.get("strides")
     if strides is not None:
-        strides = tuple(operator.index(stride) for stride in strides)
+        strides = _integers(name, "strides", strides)
         if len(strides) != len(shape):
             raise ValueError(f"{name}: {len(shape)} axes, and {len(strides)} strides")
     producer = interface.get("stream")
@@ -139,16 +179,19 @@ def _of_interface(name: str, value: object, interface: dict[str, Any]) -> _Side:
             f"{name}: stream 0 of __cuda_array_interface__ is ambiguous; 1 is the "
             "legacy default stream, and 2 the per-thread one"
         )
-    address, readonly = interface["data"]
-    return _Side(value, address or 0, dtype, shape, strides, readonly, producer)
+    address, readonly = _data_of(name, interface)
+    return _Side(value, address, dtype, shape, strides, readonly, producer)
 
 
 def _is_address(value: object) -> bool:
-    return (
-        not isinstance(value, np.ndarray)
-        and not hasattr(value, "__cuda_array_interface__")
-        and hasattr(value, "__index__")
+    """An int, or what stands for one; arrays of other libraries have an index, too."""
+    if isinstance(value, int | np.integer):
+        return True
+    is_array = any(
+        hasattr(value, name)
+        for name in ("__cuda_array_interface__", "__array__", "__dlpack__")
     )
+    return not is_array and hasattr(value, "__index__")
 
 
 def _read(name: str, value: Any, other: Any) -> _Side:
@@ -187,6 +230,15 @@ def _check_dtype(dtype: np.dtype[Any]) -> None:
         raise TypeError("copyto does not copy Python objects")
 
 
+def _check_bounds(name: str, side: _Side) -> None:
+    first, end = side.bounds()
+    if first < 0 or end > 1 << 64 or end - first > _MAX_EXTENT:
+        raise ValueError(
+            f"{name}: shape {side.shape} and strides {side.strides} lead from "
+            f"{side.address} to {first} and {end}, where no addresses are"
+        )
+
+
 def _check(dst: _Side, src: _Side) -> None:
     if dst.dtype != src.dtype:
         raise TypeError(
@@ -199,13 +251,16 @@ def _check(dst: _Side, src: _Side) -> None:
         )
     if dst.readonly:
         raise ValueError("copyto: dst is read-only")
+    if 0 not in dst.shape:
+        _check_bounds("dst", dst)
+        _check_bounds("src", src)
 
 
 # ---- submitting ----------------------------------------------------------------------
 
 
 def _submit(
-    dst: _Side, src: _Side, stream: _core.Stream, between: object = None
+    dst: _Side, src: _Side, stream: _core.Stream, waits: bool, between: object = None
 ) -> _core.Pending:
     direction = _WITHIN
     if src.array is not None:
@@ -224,7 +279,15 @@ def _submit(
         dst.strides,
         src.strides,
         stream,
+        waits,
     )
+
+
+def _behind(dst: _Side, src: _Side, stream: _core.Stream, waits: bool) -> _core.Pending:
+    """No copy, as both are the same memory: done when the stream has come that far."""
+    for side in (dst, src):
+        side.shape, side.strides = (0,), (0,)
+    return _submit(dst, src, stream, waits)
 
 
 def _is_captured(dst: _Side, src: _Side, stream: _core.Stream) -> bool:
@@ -257,20 +320,24 @@ def _buffer_like(side: _Side) -> NDArray[Any]:
     return buffer[backwards]
 
 
-def _over_host(dst: _Side, src: _Side, stream: _core.Stream) -> _core.Pending:
+def _over_host(
+    dst: _Side, src: _Side, stream: _core.Stream, waits: bool
+) -> _core.Pending:
     """With one host side, over a buffer in the order of the other one."""
     if src.array is not None:
         buffer = _buffer_like(dst)
         np.copyto(buffer, src.array)
-        return _submit(dst, _read("src", buffer, None), stream, src.owner)
+        return _submit(dst, _read("src", buffer, None), stream, waits, src.owner)
     assert dst.array is not None
     buffer = _buffer_like(src)
-    _submit(_read("dst", buffer, None), src, stream).wait()
+    _submit(_read("dst", buffer, None), src, stream, True).wait()
     np.copyto(dst.array, buffer)
     return _core._copy_done(dst.owner, src.owner)
 
 
-def _over_device(dst: _Side, src: _Side, stream: _core.Stream) -> _core.Pending:
+def _over_device(
+    dst: _Side, src: _Side, stream: _core.Stream, waits: bool
+) -> _core.Pending:
     """Between overlapping memory of a device, over memory of the pool "device"."""
     from numpy_rmm._registry import registry
 
@@ -279,13 +346,13 @@ def _over_device(dst: _Side, src: _Side, stream: _core.Stream) -> _core.Pending:
     address = pool.allocate(nbytes, stream)
     try:
         buffer = _Side(None, address, src.dtype, src.shape)
-        _submit(buffer, src, stream)
-        return _submit(dst, buffer, stream, src.owner)
+        _submit(buffer, src, stream, waits)
+        return _submit(dst, buffer, stream, waits, src.owner)
     finally:
         pool.deallocate(address, nbytes, stream)
 
 
-def _start(dst: _Side, src: _Side, stream: _core.Stream) -> _core.Pending:
+def _start(dst: _Side, src: _Side, stream: _core.Stream, waits: bool) -> _core.Pending:
     if dst.array is not None and src.array is not None:
         np.copyto(dst.array, src.array)
         return _core._copy_done(dst.owner, src.owner)
@@ -300,13 +367,13 @@ def _start(dst: _Side, src: _Side, stream: _core.Stream) -> _core.Pending:
     has_host = dst.array is not None or src.array is not None
     if dst.overlaps(src):
         if (dst.address, dst.strides) == (src.address, src.strides):
-            return _core._copy_done(dst.owner, src.owner)
+            return _behind(dst, src, stream, waits)
         if has_host and not _is_captured(dst, src, stream):
-            return _over_host(dst, src, stream)
-        return _over_device(dst, src, stream)
+            return _over_host(dst, src, stream, waits)
+        return _over_device(dst, src, stream, waits)
     if has_host and _goes_over_host(dst, src, stream):
-        return _over_host(dst, src, stream)
-    return _submit(dst, src, stream)
+        return _over_host(dst, src, stream, waits)
+    return _submit(dst, src, stream, waits)
 
 
 _Stream = _core.Stream | _HasCudaStream | int
@@ -358,8 +425,12 @@ def copyto(
     TypeError
         For dtypes that differ, Python objects, masks, and what is no array or stream.
     ValueError
-        For shapes that differ, a `dst` that is read-only, and an address in a block of
-        ours that the other side does not fit into.
+        For shapes that differ, a `dst` that is read-only, an address in a block of
+        ours that the other side does not fit into, and strides that lead beyond all
+        addresses.
+    NotImplementedError
+        For a copy on a stream that is captured, when it is `blocking` or between
+        devices that do not reach each other's memory. Nothing is captured then.
     CudaError
         When the driver failed.
 
@@ -387,7 +458,7 @@ def copyto(
         stream = _core.Stream(stream)
     to, source = _read("dst", dst, src), _read("src", src, dst)
     _check(to, source)
-    pending = _start(to, source, stream)
+    pending = _start(to, source, stream, bool(blocking))
     if not blocking:
         return pending
     pending.wait()

@@ -547,6 +547,7 @@ def _copy_submit(
     dst_strides: tuple[int, ...],
     src_strides: tuple[int, ...],
     stream: Stream,
+    is_waited_for: bool,
     /,
 ) -> Pending: ...
 def _copy_plan(

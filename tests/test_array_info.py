@@ -7,6 +7,7 @@ import mmap
 
 import numpy as np
 import pytest
+from numpy.lib.stride_tricks import as_strided, sliding_window_view
 
 import numpy_rmm
 from numpy_rmm import mr
@@ -54,6 +55,9 @@ VIEWS = {
     "empty at the end": lambda a: a[len(a) :],
     "diagonal": np.diagonal,
     "of a view of a view": lambda a: a[1:][1:].T[::2],
+    "with strides of its own": lambda a: as_strided(a, (3,), (16,)),
+    "windows": lambda a: sliding_window_view(a[2:], (3, 3))[1:],
+    "over a memoryview": lambda a: np.asarray(memoryview(a)[3:]),
 }
 
 
@@ -87,6 +91,21 @@ def test_data_that_numpy_does_not_own() -> None:
         info = numpy_rmm.array_info(array[1:])
         assert info.kind == numpy_rmm.memory_kind(array) == "external"
         assert info.handler is numpy_rmm.get_handler_name(array) is None
+
+
+class Elsewhere:
+    """Has an array in `base`, and tells of other memory."""
+
+    def __init__(self, base: np.ndarray, memory: bytearray) -> None:
+        self.base, self.memory = base, memory
+        tells = np.frombuffer(memory, np.uint8).__array_interface__
+        self.__array_interface__ = tells
+
+
+def test_an_array_behind_an_object_counts_only_if_it_has_the_memory() -> None:
+    array = np.asarray(Elsewhere(np.zeros(1000), bytearray(1000)))
+    assert numpy_rmm.memory_kind(array) == "external"
+    assert numpy_rmm.get_handler_name(array) is None
 
 
 def test_data_in_a_block_of_ours_that_numpy_does_not_own() -> None:

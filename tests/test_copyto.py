@@ -428,16 +428,57 @@ def test_a_destination_that_is_read_only(device: MakeDevice) -> None:
         ({"stream": 1.5}, TypeError, "stream of __cuda_array_interface__"),
         ({"strides": (8, 8)}, ValueError, "1 axes, and 2 strides"),
         ({"typestr": "nonsense"}, TypeError, "nonsense"),
+        ({"version": "3"}, ValueError, "version '3'"),
+        (
+            {"data": None},
+            TypeError,
+            r"data .* must be \(address, read-only\), not None",
+        ),
+        ({"data": ("x", False)}, TypeError, "data .* must be a tuple of int"),
+        ({"data": (-8, False)}, ValueError, "from -8 to -8 and 24, where no addresses"),
+        ({"data": (1 << 70, False)}, ValueError, "where no addresses are"),
+        ({"data": ((1 << 64) - 8, False)}, ValueError, "where no addresses are"),
+        ({"shape": 4}, TypeError, "shape .* must be a tuple of int, not 4"),
+        ({"shape": (4.0,)}, TypeError, "shape .* must be a tuple of int"),
+        ({"shape": (-1,)}, ValueError, "an axis cannot have -1 elements"),
+        ({"strides": (1 << 62,)}, ValueError, rf"strides \({1 << 62},\) lead from"),
+        ({"strides": (-(1 << 62),)}, ValueError, "where no addresses are"),
+        ({"strides": (1 << 70,)}, ValueError, "where no addresses are"),
     ],
 )
 def test_an_interface_that_is_wrong(
     device: MakeDevice, more: dict[str, object], error: type, match: str
 ) -> None:
-    with pytest.raises(error, match=match):
+    with pytest.raises(error, match=f"^src: .*{match}|^[^:]*{match}"):
         copyto(np.zeros(4), device(np.zeros(4), **more))
 
 
-@pytest.mark.parametrize("wrong", [None, "text", [1, 2], 1.5])
+class NotADict:
+    __cuda_array_interface__ = 5
+
+
+class Empty:
+    __cuda_array_interface__ = {"version": 3, "shape": (3,)}  # noqa: RUF012
+
+
+def test_an_interface_that_is_none() -> None:
+    with pytest.raises(TypeError, match=r"^dst: .* must be a dict, not int"):
+        copyto(NotADict(), np.zeros(3))  # type: ignore[call-overload]
+    with pytest.raises(ValueError, match=r"^dst: .* has no data, typestr"):
+        copyto(Empty(), np.zeros(3))
+
+
+class HostTensor:
+    """As PyTorch's: of one element it has an index, which is no address."""
+
+    def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:
+        return np.array([5])
+
+    def __index__(self) -> int:
+        return 5
+
+
+@pytest.mark.parametrize("wrong", [None, "text", [1, 2], 1.5, HostTensor()])
 def test_what_is_no_array(wrong: Any) -> None:
     with pytest.raises(TypeError, match=r"dst must be a numpy.ndarray"):
         copyto(wrong, np.zeros(3))

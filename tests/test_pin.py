@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.lib.stride_tricks import as_strided, sliding_window_view
 
 import numpy_rmm
 from numpy_rmm.testing import Driver, SimulatedCuda
@@ -54,6 +55,9 @@ VIEWS: dict[str, Callable[[np.ndarray], Any]] = {
     "an array over a memoryview": lambda a: np.frombuffer(memoryview(a), count=3),
     "a pickle buffer": lambda a: pickle.PickleBuffer(a),
     "an array over bytes of it": lambda a: np.frombuffer(a.view(np.uint8)[800:1600]),
+    "with strides of its own": lambda a: as_strided(a[100:], (10,), (16,)),
+    "windows": lambda a: sliding_window_view(a[100:200], 7),
+    "windows of windows": lambda a: as_strided(sliding_window_view(a, 7), (3,), (8,)),
 }
 
 

@@ -72,6 +72,12 @@ submit_here(const struct nrm__cuda_scope *scope, const struct nrm__transfer *t,
     struct nrm__cuda_place at = {scope->context, scope->device};
     bool is_captured = nrm__cuda_stream_is_capturing(scope->device, handle);
     struct nrm__cuda_lone_event event = {0};
+    if (is_captured && t->is_waited_for) {
+        return nrm__error(NRM_NOT_SUPPORTED,
+                          "stream 0x%zx is being captured into a graph: a copy that is "
+                          "waited for cannot be a part of that",
+                          (size_t)handle);
+    }
     nrm_status status = submit(scope, t, handle, is_captured);
     if (status == NRM_OK && !is_captured) {
         status = nrm__cuda_lone_record(&at, handle, &event);
@@ -119,6 +125,15 @@ nrm__transfer_ways_of(int device, uintptr_t handle, const void *host,
 
 /* ---- waiting ---- */
 
+/* Whether events order the work of the two: not if only one of them is being captured. To
+   wait for it would end the capture. */
+static bool
+runs_with(int device, uintptr_t handle, int other_device, uintptr_t other)
+{
+    return nrm__cuda_stream_is_capturing(device, handle) ==
+           nrm__cuda_stream_is_capturing(other_device, other);
+}
+
 /* An event behind what a stream has been given; none: nothing is to be waited for, as
    nothing was submitted to a default stream of no context. */
 static nrm_status
@@ -146,7 +161,8 @@ nrm__transfer_wait_for(uintptr_t handle, uintptr_t producer)
 {
     const struct nrm__driver *driver = nrm__cuda_driver();
     struct nrm__cuda_lone_event event;
-    if (handle == producer || driver == NULL) {
+    if (handle == producer || driver == NULL ||
+        !runs_with(NRM_DEVICE_NONE, handle, NRM_DEVICE_NONE, producer)) {
         return NRM_OK;
     }
     NRM_TRY(record_here(producer, &event));
@@ -196,8 +212,7 @@ nrm__transfer_join(int device, const nrm_stream *stream, int producer_device,
         return NRM_OK;
     }
     NRM_TRY(nrm__cuda_init(NULL));
-    if (nrm__cuda_stream_is_capturing(device, handle) !=
-        nrm__cuda_stream_is_capturing(producer_device, other)) {
+    if (!runs_with(device, handle, producer_device, other)) {
         return NRM_OK;
     }
     NRM_TRY(record_producer(producer_device, other, &event));

@@ -26,6 +26,7 @@ struct nrm__transfer {
     char *dst;
     const char *src;
     enum nrm__direction direction;
+    bool is_waited_for; /* refused where it would become a part of a graph */
     size_t itemsize;
     int n_dims;
     size_t shape[NRM__TRANSFER_MAX_DIMS];
@@ -56,7 +57,8 @@ void nrm__transfer_plan(struct nrm__transfer *transfer, struct nrm__transfer_pla
  * else of that which a request would choose. Pageable memory may make it wait. *out_event
  * lies behind it, for the caller to drop; none with *out_captured: the
  * stream is being captured. Detached, no lock held. When it fails part of it may have been
- * submitted, and was waited for.
+ * submitted, and was waited for. NRM_NOT_SUPPORTED: nothing was, as the stream is captured
+ * and the copy is waited for, or has no way into a graph.
  */
 nrm_status nrm__transfer_submit(int device, const struct nrm__transfer *transfer,
                                 uintptr_t handle,
@@ -74,7 +76,8 @@ nrm_status nrm__transfer_ways_of(int device, uintptr_t handle, const void *host,
                                  struct nrm__transfer_ways *out);
 
 /* Work that is submitted to `handle` from now on comes behind what `producer` has been given;
-   0, 1 and 2 mean streams of the current context. Detached. */
+   0, 1 and 2 mean streams of the current context. Without effect as nrm__transfer_join.
+   Detached. */
 nrm_status nrm__transfer_wait_for(uintptr_t handle, uintptr_t producer);
 
 /*

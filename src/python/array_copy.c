@@ -75,18 +75,20 @@ copy_submit(PyObject *module, PyObject *args)
     struct nrm__transfer transfer = {NULL};
     PyObject *dst, *src, *between, *shape, *dst_strides, *src_strides, *stream_object;
     unsigned long long dst_address, src_address;
-    int direction;
+    int direction, is_waited_for;
     Py_ssize_t itemsize;
-    if (!PyArg_ParseTuple(args, "OOOKKinO!O!O!O:_copy_submit", &dst, &src, &between,
+    if (!PyArg_ParseTuple(args, "OOOKKinO!O!O!Op:_copy_submit", &dst, &src, &between,
                           &dst_address, &src_address, &direction, &itemsize,
                           &PyTuple_Type, &shape, &PyTuple_Type, &dst_strides,
-                          &PyTuple_Type, &src_strides, &stream_object) ||
+                          &PyTuple_Type, &src_strides, &stream_object,
+                          &is_waited_for) ||
         read_axes(&transfer, shape, dst_strides, src_strides) < 0) {
         return NULL;
     }
     transfer.dst = (char *)(uintptr_t)dst_address;
     transfer.src = (const char *)(uintptr_t)src_address;
     transfer.direction = (enum nrm__direction)direction;
+    transfer.is_waited_for = is_waited_for != 0;
     transfer.itemsize = (size_t)itemsize;
     nrm_stream *stream = stream_get(state, stream_object);
     if (stream == NULL) {
@@ -242,11 +244,13 @@ copy_fits(PyObject *module, PyObject *args)
 
 PyMethodDef array_copy_functions[] = {
     {"_copy_submit", copy_submit, METH_VARARGS,
-     PyDoc_STR("_copy_submit($module, dst, src, between, dst_address, src_address,\n"
-               "             direction, itemsize, shape, dst_strides, src_strides,\n"
-               "             stream, /)\n--\n\n"
-               "Submit a copy between strided memory; a Pending. Directions: 0 to the\n"
-               "device, 1 to the host, 2 neither. Sizes and strides are in bytes.")},
+     PyDoc_STR(
+         "_copy_submit($module, dst, src, between, dst_address, src_address,\n"
+         "             direction, itemsize, shape, dst_strides, src_strides,\n"
+         "             stream, is_waited_for, /)\n--\n\n"
+         "Submit a copy between strided memory; a Pending. Directions: 0 to the\n"
+         "device, 1 to the host, 2 neither. Sizes and strides are in bytes. What\n"
+         "is waited for is refused where the stream is captured.")},
     {"_copy_plan", copy_plan, METH_VARARGS,
      PyDoc_STR(
          "_copy_plan($module, itemsize, shape, dst_strides, src_strides, /)\n--\n\n"

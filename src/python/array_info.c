@@ -18,6 +18,7 @@
 #include "python/handler.h"
 #include "python/memory_resource.h"
 #include "python/uses.h"
+#include "python/whole_buffer.h"
 
 /* What the walk from a view to its owner found. */
 struct owner {
@@ -33,34 +34,6 @@ struct place {
     bool has_block;
     struct nrm__block block; /* its owner is retained */
 };
-
-/* ---- the owner ---- */
-
-static struct owner
-find_owner(PyArrayObject *array)
-{
-    struct owner owner = {NULL};
-    PyObject *object = (PyObject *)array;
-    while (object != NULL && PyArray_Check(object)) {
-        array = (PyArrayObject *)object;
-        if (PyArray_CHKFLAGS(array, NPY_ARRAY_OWNDATA)) {
-            owner.array = array;
-            owner.capsule = PyArray_HANDLER(array);
-            owner.handler = owner.capsule != NULL ? handler_of_capsule(owner.capsule)
-                                                  : NULL;
-            return owner;
-        }
-        object = PyArray_BASE(array);
-        owner.n_views++;
-    }
-    return owner;
-}
-
-static bool
-is_default(PyObject *capsule)
-{
-    return capsule == PyDataMem_DefaultHandler;
-}
 
 /* ---- the bytes ---- */
 
@@ -81,6 +54,56 @@ byte_bounds(PyArrayObject *array, const char **out_first, const char **out_last)
     *out_first = first;
     *out_last = last;
 }
+
+/* ---- the owner ---- */
+
+static bool
+lies_in(PyArrayObject *array, PyArrayObject *other)
+{
+    const char *first, *last, *other_first, *other_last;
+    byte_bounds(array, &first, &last);
+    byte_bounds(other, &other_first, &other_last);
+    return first >= other_first && last <= other_last;
+}
+
+/* What an array is a view of, if that is an array, be it behind an object between the two,
+   which keeps it alive. Borrowed. */
+static PyArrayObject *
+viewed(PyArrayObject *array)
+{
+    PyObject *base = PyArray_BASE(array);
+    if (base == NULL || PyArray_Check(base)) {
+        return (PyArrayObject *)base;
+    }
+    PyArrayObject *behind = (PyArrayObject *)whole_buffer_array_behind(base);
+    Py_XDECREF(behind);
+    return behind != NULL && lies_in(array, behind) ? behind : NULL;
+}
+
+static struct owner
+find_owner(PyArrayObject *array)
+{
+    struct owner owner = {NULL};
+    for (; array != NULL; array = viewed(array)) {
+        if (PyArray_CHKFLAGS(array, NPY_ARRAY_OWNDATA)) {
+            owner.array = array;
+            owner.capsule = PyArray_HANDLER(array);
+            owner.handler = owner.capsule != NULL ? handler_of_capsule(owner.capsule)
+                                                  : NULL;
+            return owner;
+        }
+        owner.n_views++;
+    }
+    return owner;
+}
+
+static bool
+is_default(PyObject *capsule)
+{
+    return capsule == PyDataMem_DefaultHandler;
+}
+
+/* ---- the memory ---- */
 
 /* The one live block that has both bytes; its owner is retained. */
 static bool

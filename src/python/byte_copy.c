@@ -71,6 +71,16 @@ join(struct module_state *state, const struct byte_copy *copy,
 
 /* ---- a copy ---- */
 
+static bool
+waits(const struct byte_copy *copy)
+{
+    if (copy->never_waits) {
+        return false;
+    }
+    return copy->direction != NRM__WITHIN ||
+           nrm_stream_handle(copy->stream) == NRM_STREAM_HANDLE_DEFAULT;
+}
+
 static PyObject *
 submit(struct module_state *state, const struct byte_copy *copy)
 {
@@ -80,19 +90,10 @@ submit(struct module_state *state, const struct byte_copy *copy)
     transfer.direction = copy->direction;
     transfer.itemsize = copy->nbytes;
     transfer.n_dims = 0;
+    transfer.is_waited_for = waits(copy);
     PyObject *kept = copy->src_object != NULL ? copy->src_object : Py_None;
     return pending_submit(state, &transfer, copy->device, copy->stream, Py_None, kept,
                           Py_None);
-}
-
-static bool
-waits(const struct byte_copy *copy)
-{
-    if (copy->never_waits) {
-        return false;
-    }
-    return copy->direction != NRM__WITHIN ||
-           nrm_stream_handle(copy->stream) == NRM_STREAM_HANDLE_DEFAULT;
 }
 
 /* Steals `pending`. */

@@ -1,11 +1,6 @@
 /*
  * pin: the whole buffer that an array is a part of, page-locked where it is.
  *
- * A copy must not begin inside what is registered and end outside, so views, memoryviews
- * and arrays over buffers are walked to whoever has the memory: an array that owns its data,
- * or an object with the buffer protocol. Where the owner cannot tell its size (a capsule, a
- * tensor), the last array on the way is taken for the whole.
- *
  * The owner is kept from moving its memory as well as alive: a memoryview keeps a bytearray
  * or mmap from being resized or closed, and a weak reference keeps an array from being
  * resized, also with refcheck=False. Both stay until the memory is unlocked, which may be
@@ -18,18 +13,9 @@
 #include "nrm/options.h"
 #include "nrm/sources.h"
 #include "python/errors.h"
-#include "python/handler.h"
 #include "python/interpreter.h"
 #include "python/numpy_api.h"
-
-/* Memory to be locked. */
-struct buffer {
-    char *ptr;
-    size_t nbytes;
-    bool read_only;  /* its owner never lets it be written */
-    bool is_private; /* plain memory of NumPy's or ours */
-    PyObject *owner; /* what keeps it alive and in place: a new reference */
-};
+#include "python/whole_buffer.h"
 
 struct item {
     char *ptr;
@@ -49,190 +35,6 @@ static struct pin_object *
 pin_of(PyObject *object)
 {
     return (struct pin_object *)object;
-}
-
-/* ---- where the memory of an array ends ---- */
-
-/* From the first to the last byte, of any strides; no bytes without elements. */
-static void
-array_extent(PyArrayObject *array, char **out_ptr, size_t *out_nbytes)
-{
-    char *first = PyArray_BYTES(array), *last = first;
-    *out_ptr = first;
-    *out_nbytes = 0;
-    if (PyArray_SIZE(array) == 0 || PyArray_ITEMSIZE(array) == 0) {
-        return;
-    }
-    for (int i = 0; i < PyArray_NDIM(array); i++) {
-        npy_intp reach = (PyArray_DIM(array, i) - 1) * PyArray_STRIDE(array, i);
-        *(reach < 0 ? &first : &last) += reach;
-    }
-    *out_ptr = first;
-    *out_nbytes = (size_t)(last - first) + (size_t)PyArray_ITEMSIZE(array);
-}
-
-/* The same of what an object exports. -1 with an error set. */
-static int
-view_extent(const Py_buffer *view, char **out_ptr, size_t *out_nbytes)
-{
-    char *first = view->buf, *last = first;
-    if (view->suboffsets != NULL) {
-        PyErr_SetString(PyExc_TypeError,
-                        "a buffer with suboffsets is not one piece of memory");
-        return -1;
-    }
-    *out_ptr = first;
-    *out_nbytes = (size_t)view->len;
-    if (view->len == 0 || view->strides == NULL) {
-        return 0;
-    }
-    for (int i = 0; i < view->ndim; i++) {
-        Py_ssize_t reach = (view->shape[i] - 1) * view->strides[i];
-        *(reach < 0 ? &first : &last) += reach;
-    }
-    *out_ptr = first;
-    *out_nbytes = (size_t)(last - first) + (size_t)view->itemsize;
-    return 0;
-}
-
-static bool
-contains(const struct buffer *buffer, PyArrayObject *array)
-{
-    char *ptr;
-    size_t nbytes;
-    array_extent(array, &ptr, &nbytes);
-    return nbytes == 0 ||
-           (ptr >= buffer->ptr && ptr + nbytes <= buffer->ptr + buffer->nbytes);
-}
-
-/* ---- the owner ---- */
-
-/* NumPy's default, and ours: none of them maps files. */
-static bool
-is_private(PyArrayObject *array)
-{
-    PyObject *capsule =
-        PyArray_CHKFLAGS(array, NPY_ARRAY_OWNDATA) ? PyArray_HANDLER(array) : NULL;
-    return capsule != NULL &&
-           (capsule == PyDataMem_DefaultHandler || handler_of_capsule(capsule) != NULL);
-}
-
-static int
-buffer_of_array(PyArrayObject *array, struct buffer *out)
-{
-    PyObject *object = (PyObject *)array;
-    PyObject *anchor = PyWeakref_NewRef(object, NULL);
-    if (anchor == NULL) {
-        return -1;
-    }
-    *out = (struct buffer){.is_private = is_private(array),
-                           .owner = PyTuple_Pack(2, object, anchor)};
-    Py_DECREF(anchor);
-    array_extent(array, &out->ptr, &out->nbytes);
-    return out->owner == NULL ? -1 : 0;
-}
-
-static int
-check_items(PyArrayObject *array)
-{
-    if (!PyDataType_REFCHK(PyArray_DESCR(array))) {
-        return 0;
-    }
-    PyErr_Format(PyExc_TypeError,
-                 "an array of %R holds references to Python objects, which no device "
-                 "can follow",
-                 PyArray_DESCR(array));
-    return -1;
-}
-
-/* The array that owns the memory, or the last one on the way: `*next` is then what it
-   refers to, and NULL otherwise. Borrowed. */
-static PyArrayObject *
-last_array(PyArrayObject *array, PyObject **next)
-{
-    PyObject *base = PyArray_BASE(array);
-    while (!PyArray_CHKFLAGS(array, NPY_ARRAY_OWNDATA) && base != NULL &&
-           PyArray_Check(base)) {
-        array = (PyArrayObject *)base;
-        base = PyArray_BASE(array);
-    }
-    *next = PyArray_CHKFLAGS(array, NPY_ARRAY_OWNDATA) ? NULL : base;
-    return array;
-}
-
-static int buffer_of(PyObject *object, struct buffer *out);
-
-static int
-buffer_of_arrays(PyArrayObject *array, struct buffer *out)
-{
-    PyObject *next;
-    PyArrayObject *last = last_array(array, &next);
-    if (check_items(array) < 0 || check_items(last) < 0) {
-        return -1;
-    }
-    if (next != NULL && PyObject_CheckBuffer(next)) {
-        if (buffer_of(next, out) < 0) {
-            return -1;
-        }
-        if (contains(out, array)) {
-            return 0;
-        }
-        Py_CLEAR(out->owner); /* its buffer is another one */
-    }
-    if (buffer_of_array(last, out) < 0) {
-        return -1;
-    }
-    if (contains(out, array)) {
-        return 0;
-    }
-    Py_CLEAR(out->owner);
-    PyErr_SetString(PyExc_ValueError,
-                    "the array does not lie in the memory of the array that it is a "
-                    "view of: that was resized since");
-    return -1;
-}
-
-/* `view` is a memoryview of anything; its reference is stolen. */
-static int
-buffer_of_view(PyObject *view, struct buffer *out)
-{
-    const Py_buffer *exported = PyMemoryView_GET_BUFFER(view);
-    *out = (struct buffer){.read_only = exported->readonly != 0, .owner = view};
-    if (view_extent(exported, &out->ptr, &out->nbytes) == 0) {
-        return 0;
-    }
-    Py_CLEAR(out->owner);
-    return -1;
-}
-
-static int
-buffer_of_exporter(PyObject *object, struct buffer *out)
-{
-    PyObject *view = PyMemoryView_FromObject(object); /* not of one that is released */
-    if (view == NULL) {
-        return -1;
-    }
-    PyObject *exporter = PyMemoryView_GET_BASE(view);
-    if (exporter == NULL || exporter == object) {
-        return buffer_of_view(view, out);
-    }
-    /* A view of a part, perhaps. */
-    Py_INCREF(exporter);
-    int result = Py_EnterRecursiveCall(" to find the owner of a buffer");
-    if (result == 0) {
-        result = buffer_of(exporter, out);
-        Py_LeaveRecursiveCall();
-    }
-    Py_DECREF(exporter);
-    Py_DECREF(view);
-    return result;
-}
-
-static int
-buffer_of(PyObject *object, struct buffer *out)
-{
-    return PyArray_Check(object) ? buffer_of_arrays((PyArrayObject *)object, out)
-                                 : buffer_of_exporter(object, out);
 }
 
 static int
@@ -272,7 +74,8 @@ drop_owner(void *owner)
 
 /* Without effect on a buffer that this object has locked already. */
 static int
-lock(struct module_state *state, struct pin_object *self, const struct buffer *buffer)
+lock(struct module_state *state, struct pin_object *self,
+     const struct whole_buffer *buffer)
 {
     for (Py_ssize_t i = 0; i < self->n_items; i++) {
         if (self->items[i].ptr == buffer->ptr &&
@@ -302,9 +105,9 @@ static int
 lock_all(struct module_state *state, struct pin_object *self, PyObject *objects)
 {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(objects); i++) {
-        struct buffer buffer;
+        struct whole_buffer buffer;
         PyObject *object = PyTuple_GET_ITEM(objects, i);
-        if (check_type(object) < 0 || buffer_of(object, &buffer) < 0) {
+        if (check_type(object) < 0 || whole_buffer_of(object, &buffer) < 0) {
             return -1;
         }
         int result = lock(state, self, &buffer);
