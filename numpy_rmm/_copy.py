@@ -453,9 +453,7 @@ def copyto(
     [[0, 3], [1, 4], [2, 5]]
     """
     if not isinstance(stream, _core.Stream):
-        if stream is None:
-            raise TypeError("stream must be a Stream, an int or have __cuda_stream__")
-        stream = _core.Stream(stream)
+        stream = _core._copy_stream(stream)
     to, source = _read("dst", dst, src), _read("src", src, dst)
     _check(to, source)
     pending = _start(to, source, stream, bool(blocking))

@@ -496,9 +496,15 @@ def test_python_objects() -> None:
         copyto(0x1000, np.array([None]))
 
 
-@pytest.mark.parametrize("wrong", [None, "0", []])
+@pytest.mark.parametrize("wrong", [None, "0", [], 1.0])
 def test_what_is_no_stream(wrong: Any) -> None:
-    with pytest.raises(TypeError, match=r"stream|obj must be a handle"):
+    with pytest.raises(TypeError, match=r"^stream must be a handle \(int\), a Stream"):
+        copyto(np.zeros(3), np.zeros(3), stream=wrong)
+
+
+@pytest.mark.parametrize("wrong", [-1, 1 << 64])
+def test_a_number_that_is_no_handle(wrong: int) -> None:
+    with pytest.raises(ValueError, match="^stream must (not )?be"):
         copyto(np.zeros(3), np.zeros(3), stream=wrong)
 
 

@@ -127,6 +127,12 @@ copy_ways(PyObject *module, PyObject *args)
 }
 
 static PyObject *
+copy_stream(PyObject *module, PyObject *object)
+{
+    return stream_from_argument(module_state(module), object);
+}
+
+static PyObject *
 copy_done(PyObject *module, PyObject *args)
 {
     PyObject *dst, *src;
@@ -262,6 +268,9 @@ PyMethodDef array_copy_functions[] = {
     {"_copy_fits", copy_fits, METH_VARARGS,
      PyDoc_STR("_copy_fits($module, name, address, nbytes, /)\n--\n\n"
                "Raise ValueError when the bytes go beyond a block of ours.")},
+    {"_copy_stream", copy_stream, METH_O,
+     PyDoc_STR("_copy_stream($module, stream, /)\n--\n\n"
+               "The Stream that an argument means, which may be a handle.")},
     {"_copy_done", copy_done, METH_VARARGS,
      PyDoc_STR("_copy_done($module, dst, src, /)\n--\n\nA Pending that is done.")},
     {"_copy_wait_for", copy_wait_for, METH_VARARGS,

@@ -105,18 +105,35 @@ create(struct module_state *state, PyObject *flags)
     return status == NRM_OK ? stream : (nrm_stream *)errors_raise(state, status);
 }
 
+#define ALLOWED(name)                                                                  \
+    name " must be a handle (int), a Stream or an object with __cuda_stream__"
+
 static nrm_stream *
-stream_from(struct module_state *state, PyObject *object)
+stream_from(struct module_state *state, PyObject *object, const char *name,
+            const char *allowed)
 {
     uintptr_t handle;
     if (!PyIndex_Check(object)) {
-        return stream_of_object(state, object,
-                                "obj must be a handle (int), a Stream or an object "
-                                "with __cuda_stream__");
+        return stream_of_object(state, object, allowed);
     }
-    return arg_address(object, "obj", &handle) < 0
+    return arg_address(object, name, &handle) < 0
                ? NULL
                : stream_of_handle(state, handle, NULL);
+}
+
+PyObject *
+stream_from_argument(struct module_state *state, PyObject *object)
+{
+    nrm_stream *stream = stream_from(state, object, "stream", ALLOWED("stream"));
+    return stream == NULL ? NULL : make(state, stream);
+}
+
+int
+stream_handle_of_argument(struct module_state *state, PyObject *object, uintptr_t *out)
+{
+    return PyIndex_Check(object)
+               ? arg_address(object, "stream", out)
+               : foreign_stream_handle(state, object, ALLOWED("stream"), out);
 }
 
 static PyObject *
@@ -143,7 +160,7 @@ stream_vectorcall(PyObject *object, PyObject *const *args, size_t n_args,
         return NULL;
     }
     nrm_stream *stream = is_new ? create(state, values[1])
-                                : stream_from(state, values[0]);
+                                : stream_from(state, values[0], "obj", ALLOWED("obj"));
     return stream == NULL ? NULL : make(state, stream);
 }
 

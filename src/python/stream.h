@@ -27,7 +27,10 @@ stream_get(struct module_state *state, PyObject *object)
     return object == NULL ? nrm_stream_default() : stream_of_argument(state, object);
 }
 
-/* The handle of an argument that is no Stream and not None. -1 with an error set. */
+/* A new Stream of an argument that may also be a handle. */
+PyObject *stream_from_argument(struct module_state *state, PyObject *object);
+
+/* The handle of such an argument, which is no Stream. -1 with an error set. */
 int stream_handle_of_argument(struct module_state *state, PyObject *object,
                               uintptr_t *out);
 

@@ -61,12 +61,6 @@ stream_of_handle(struct module_state *state, uintptr_t handle, PyObject *keepali
     "stream must be a Stream or an object with __cuda_stream__ (a handle becomes one " \
     "by Stream(handle))"
 
-int
-stream_handle_of_argument(struct module_state *state, PyObject *object, uintptr_t *out)
-{
-    return foreign_stream_handle(state, object, ARGUMENT_TEXT, out);
-}
-
 nrm_stream *
 stream_of_object(struct module_state *state, PyObject *object, const char *allowed)
 {

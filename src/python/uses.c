@@ -50,14 +50,16 @@ address_argument(PyObject *object, const void **out)
 static PyObject *
 raise_not_ours(PyObject *object, const void *ptr)
 {
+    char address[24]; /* %p shows NULL as (nil) */
     const char *kind = PyArray_Check(object)     ? array_info_kind(object)
                        : cuda_is_registered(ptr) ? "registered"
                                                  : "unknown";
+    (void)snprintf(address, sizeof address, "0x%zx", (size_t)(uintptr_t)ptr);
     return PyErr_Format(
         PyExc_ValueError,
-        "%p is '%s' memory that is no live block of numpy_rmm: nothing can "
+        "%s is '%s' memory that is no live block of numpy_rmm: nothing can "
         "keep it when its owner lets it go",
-        ptr, kind);
+        address, kind);
 }
 
 static PyObject *
@@ -83,12 +85,9 @@ record_on(struct module_state *state, PyObject *object, const void *ptr,
     if (borrowed != NULL && nrm__record_use_quickly(ptr, borrowed)) {
         Py_RETURN_NONE;
     }
-    if (!Py_IS_TYPE(stream_object, state->stream_type) && stream_object != Py_None) {
+    if (!Py_IS_TYPE(stream_object, state->stream_type)) {
         uintptr_t handle;
-        int found = PyLong_Check(stream_object)
-                        ? arg_address(stream_object, "stream", &handle)
-                        : stream_handle_of_argument(state, stream_object, &handle);
-        if (found < 0) {
+        if (stream_handle_of_argument(state, stream_object, &handle) < 0) {
             return NULL;
         }
         status = nrm_record_use_on_handle(ptr, handle);
