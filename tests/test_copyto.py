@@ -504,7 +504,7 @@ def test_what_is_no_stream(wrong: Any) -> None:
 
 @pytest.mark.parametrize("wrong", [-1, 1 << 64])
 def test_a_number_that_is_no_handle(wrong: int) -> None:
-    with pytest.raises(ValueError, match="^stream must (not )?be"):
+    with pytest.raises(ValueError, match=r"^stream must (not )?be"):
         copyto(np.zeros(3), np.zeros(3), stream=wrong)
 
 

@@ -17,6 +17,7 @@ import numpy_rmm
 from numpy_rmm import DeviceBuffer, Stream, copy_host_to_ptr, copy_ptr_to_host, copyto
 from numpy_rmm.testing import Driver, SimulatedCuda
 
+Run = Callable[..., Any]
 NBYTES = 1 << 20
 CAPTURED = 1  # as cuStreamIsCapturing says it
 
@@ -179,3 +180,44 @@ def test_a_copy_outside_a_capture_does_not_wait_for_a_stream_in_it(
     with capture(driver, stream, launches=0):
         copyto(Device(address, stream=stream.handle), ones(), stream=other)
     assert driver.read(address, NBYTES) == ones().tobytes()
+
+
+# ---- forks ---------------------------------------------------------------------------
+
+
+def test_the_copy_of_a_parent_is_none_of_its_childs(run_python: Run) -> None:
+    done = run_python(
+        """
+        import os
+
+        import numpy as np
+
+        import numpy_rmm
+        from numpy_rmm.testing import simulate_cuda
+
+        with simulate_cuda() as machine:
+            machine.driver.activate()
+            with numpy_rmm.pinned():
+                array = np.zeros(1 << 20, np.uint8)
+            source = machine.driver.allocate(array.nbytes)
+            stream = numpy_rmm.Stream(flags=1)
+            machine.hold(stream)
+            pending = numpy_rmm.copyto(array, source, stream=stream, blocking=False)
+            child = os.fork()
+            if child == 0:
+                for ask in (pending.wait, pending.result, lambda: pending.done):
+                    try:
+                        ask()
+                    except numpy_rmm.CudaUnavailableError as error:
+                        assert "spawn" in str(error)
+                    else:
+                        os._exit(1)
+                del pending
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+            assert not pending.done
+            machine.release(stream)
+            assert pending.result() is array
+        """
+    )
+    assert done.returncode == 0, done.stderr

@@ -287,3 +287,24 @@ def test_a_handle_of_a_stream_that_is_gone(program: Program, simulator: object) 
 def test_a_missing_argument() -> None:
     with pytest.raises(TypeError, match="stream"):
         record_use(np.zeros(3))  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_a_trim_gives_back_what_uses_kept(
+    driver: Driver, kind: str, fixed: bool
+) -> None:
+    for _ in range(10):
+        program = Program(driver, kind, "recorded")
+        if fixed:
+            with numpy_rmm.options(reuse="recorded"):
+                program.pool = mr.FixedSizeMemoryResource(SOURCES[kind](), NBYTES, 2)  # type: ignore[assignment]
+        for _ in range(3):
+            array = program.new()
+            stream = Stream(flags=1)
+            program.use(array, stream)
+            record_use(array, stream)
+            del array
+        driver.check(driver.cuCtxSynchronize())
+        program.pool.trim()
+        assert program.pool.statistics().reserved_bytes == 0
+        driver.check(driver.cuMemFree(program.target))

@@ -228,6 +228,9 @@ nrm_status
 nrm__transfer_query(const struct nrm__cuda_lone_event *event, bool waits)
 {
     const struct nrm__driver *driver = nrm__cuda_driver();
+    if (nrm__cuda_is_forked()) {
+        return nrm__cuda_init(NULL); /* says so: the copy is the parent's */
+    }
     if (driver == NULL || nrm__cuda_is_exiting()) {
         return NRM_OK;
     }

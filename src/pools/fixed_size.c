@@ -400,6 +400,10 @@ fixed_size_trim(nrm_resource *mr, size_t keep_nbytes, size_t *out_nbytes)
 {
     struct nrm__fixed_size *fixed = fixed_from(mr);
     size_t unclosed, parked;
+    while (nrm__retired_nbytes(mr) != 0 &&
+           nrm__retired_return_used(fixed->wait_limit_ns, false)) {
+        /* what known uses kept */
+    }
     for (;;) {
         nrm__lock_acquire(&fixed->lock);
         nrm__fixed_reclaim_locked(fixed);

@@ -19,6 +19,10 @@ nrm__pool_trim(nrm_resource *mr, size_t keep_nbytes, size_t *out_nbytes)
     if (pool->order != NULL) {
         nrm__pool_settle(pool, pool->wait_limit_ns);
     }
+    while (nrm__retired_nbytes(mr) != 0 &&
+           nrm__retired_return_used(pool->wait_limit_ns, false)) {
+        /* what known uses kept */
+    }
     for (;;) {
         nrm__lock_acquire(&pool->lock);
         nrm__pool_reclaim_locked(pool);
