@@ -14,7 +14,14 @@ import numpy as np
 import pytest
 
 import numpy_rmm
-from numpy_rmm import DeviceBuffer, Stream, copy_host_to_ptr, copy_ptr_to_host, copyto
+from numpy_rmm import (
+    CudaError,
+    DeviceBuffer,
+    Stream,
+    copy_host_to_ptr,
+    copy_ptr_to_host,
+    copyto,
+)
 from numpy_rmm.testing import Driver, SimulatedCuda
 
 Run = Callable[..., Any]
@@ -180,6 +187,34 @@ def test_a_copy_outside_a_capture_does_not_wait_for_a_stream_in_it(
     with capture(driver, stream, launches=0):
         copyto(Device(address, stream=stream.handle), ones(), stream=other)
     assert driver.read(address, NBYTES) == ones().tobytes()
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_copy_on_a_default_stream_does_not_end_the_capture_of_a_blocking_one(
+    driver: Driver, address: int, blocking: bool
+) -> None:
+    source = ones()
+    with (
+        capture(driver, Stream(), launches=0),
+        pytest.raises(CudaError, match="CAPTURE_IMPLICIT"),
+    ):
+        copyto(Device(address), source, blocking=blocking)
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_capture_that_somebody_broke_is_told_of(
+    driver: Driver, address: int, stream: Stream, blocking: bool
+) -> None:
+    source, graph = ones(), ctypes.c_void_p()
+    with numpy_rmm.stream_capture():
+        driver.check(driver.cuStreamBeginCapture(stream.handle, 2))
+        assert driver.cuStreamSynchronize(stream.handle) != 0
+        with pytest.raises(CudaError, match="CAPTURE_INVALIDATED"):
+            copyto(Device(address), source, stream=stream, blocking=blocking)
+        with pytest.raises(CudaError, match="CAPTURE_INVALIDATED"):
+            DeviceBuffer.to_device(b"1" * 1000, stream=stream)
+        assert driver.cuStreamEndCapture(stream.handle, ctypes.byref(graph)) != 0
+    copyto(Device(address), source, stream=stream)
 
 
 # ---- forks ---------------------------------------------------------------------------

@@ -61,6 +61,28 @@ submit(const struct nrm__cuda_scope *scope, const struct nrm__transfer *t,
                : nrm__transfer_run(scope, t, handle, is_captured, NULL);
 }
 
+/* What the driver would refuse is not tried: the call would end the capture. */
+static nrm_status
+check_capture(const struct nrm__cuda_scope *scope, const struct nrm__transfer *t,
+              uintptr_t handle)
+{
+    nrm_CUstreamCaptureStatus status = NRM_CU_STREAM_CAPTURE_STATUS_NONE;
+    nrm_CUresult code =
+        scope->driver->cuStreamIsCapturing((nrm_CUstream)handle, &status);
+    if (status == NRM_CU_STREAM_CAPTURE_STATUS_INVALIDATED) {
+        code = NRM_CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    }
+    if (code != NRM_CUDA_SUCCESS) {
+        return nrm__cuda_error(code, "a copy on stream 0x%zx", (size_t)handle);
+    }
+    return !t->is_waited_for
+               ? NRM_OK
+               : nrm__error(NRM_NOT_SUPPORTED,
+                            "stream 0x%zx is being captured into a graph: a copy that "
+                            "is waited for cannot be a part of that",
+                            (size_t)handle);
+}
+
 /* In the context of the stream, which is current. What was submitted before a failure is
    waited for: nothing else knows of it. While it is captured nothing runs, and a wait would
    end the capture. */
@@ -72,11 +94,8 @@ submit_here(const struct nrm__cuda_scope *scope, const struct nrm__transfer *t,
     struct nrm__cuda_place at = {scope->context, scope->device};
     bool is_captured = nrm__cuda_stream_is_capturing(scope->device, handle);
     struct nrm__cuda_lone_event event = {0};
-    if (is_captured && t->is_waited_for) {
-        return nrm__error(NRM_NOT_SUPPORTED,
-                          "stream 0x%zx is being captured into a graph: a copy that is "
-                          "waited for cannot be a part of that",
-                          (size_t)handle);
+    if (is_captured) {
+        NRM_TRY(check_capture(scope, t, handle));
     }
     nrm_status status = submit(scope, t, handle, is_captured);
     if (status == NRM_OK && !is_captured) {
