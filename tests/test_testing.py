@@ -139,6 +139,18 @@ def test_a_held_stream_waits(how: str) -> None:
         assert driver.read(address, 4) == bytes([7] * 4)
 
 
+def test_a_control_of_no_stream_is_no_fault_of_the_program() -> None:
+    with simulate_cuda() as cuda:
+        cuda.driver.activate()
+        gone = cuda.driver.create_stream()
+        cuda.driver.check(cuda.driver.cuStreamDestroy(gone))
+        for control in (cuda.hold, cuda.release, cuda.launch):
+            with pytest.raises(ValueError, match="stream"):
+                control(gone)
+        assert not cuda.step(gone)
+        assert cuda.faults() == []
+
+
 def test_in_manual_mode_work_runs_step_by_step() -> None:
     with simulate_cuda(manual=True) as cuda:
         driver = cuda.driver

@@ -223,6 +223,11 @@ sim_control_find_locked(void *stream, struct sim_queue **out)
             return NRM_CUDA_ERROR_CONTEXT_IS_DESTROYED;
         }
     }
+    bool is_special = stream == NULL || stream == (void *)NRM_CU_STREAM_LEGACY ||
+                      stream == (void *)NRM_CU_STREAM_PER_THREAD;
+    if (!is_special && !sim_handle_is_live(&sim_streams, stream)) {
+        return NRM_CUDA_ERROR_INVALID_HANDLE; /* no driver was asked: no fault */
+    }
     return sim_stream_find(&call, stream, out);
 }
 
