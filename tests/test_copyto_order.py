@@ -6,6 +6,7 @@ Memory of devices is read by the driver's own calls: all of it runs on a GPU as 
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -56,6 +57,37 @@ def address(driver: Driver) -> Iterator[int]:
 def ones() -> np.ndarray:
     with numpy_rmm.pinned():
         return np.ones(NBYTES, np.uint8)
+
+
+# ---- what lives on -------------------------------------------------------------------
+
+
+LET_GO: dict[str, Callable[[Stream], object]] = {
+    "synchronize": lambda stream: stream.synchronize(),
+    "event": lambda stream: stream.record().synchronize(),
+    "wait": lambda stream: copyto(np.zeros(1), np.zeros(1), blocking=False).wait(),
+    "trim": lambda stream: numpy_rmm.trim(),
+    "trim of a resource": lambda stream: numpy_rmm.registry["host"].trim(),
+    "trim of a handler": lambda stream: numpy_rmm.get_handler().trim(),
+}
+
+
+@pytest.mark.parametrize("how", LET_GO)
+def test_what_a_copy_kept_goes_when_it_is_done(
+    simulator: SimulatedCuda, driver: Driver, address: int, stream: Stream, how: str
+) -> None:
+    array = np.ones(NBYTES, np.uint8)
+    alive = weakref.ref(array)
+    simulator.hold(stream)
+    copyto(address, array, stream=stream, blocking=False)
+    del array
+    with numpy_rmm.host():
+        LET_GO["trim"](stream)
+        assert alive() is not None
+        simulator.release(stream)
+        driver.check(driver.cuCtxSynchronize())
+        LET_GO[how](stream)
+    assert alive() is None
 
 
 # ---- one and the same memory ---------------------------------------------------------

@@ -10,6 +10,7 @@
 #include "core/marker.h"
 #include "core/transfer.h"
 #include "python/errors.h"
+#include "python/pending.h"
 #include "python/signature.h"
 #include "python/stream.h"
 
@@ -149,6 +150,7 @@ synchronize(PyObject *object, PyObject *Py_UNUSED(unused))
     if (errors_begin_call() < 0 || query(object, true) < 0) {
         return NULL;
     }
+    pending_reap();
     Py_RETURN_NONE;
 }
 

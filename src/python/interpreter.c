@@ -14,6 +14,7 @@
 #include "core/hooks.h"
 #include "cuda/driver.h"
 #include "python/callbacks.h"
+#include "python/pending.h"
 
 #define EXIT_SETTLE_NS UINT64_C(200000000) /* for a driver call of ours in progress */
 
@@ -57,6 +58,7 @@ collect(void)
     Py_XDECREF(n_found);
     Py_XDECREF(gc);
     callbacks_collect_again();
+    pending_reap();
     interpreter_drop_now();
     compat_restore_error(pending);
     return collected;

@@ -3,8 +3,8 @@
  *
  * A copy that nobody waits for must not lose what it reads and writes. Memory of ours is
  * safe by the use that is noted of it; all other memory lives as long as its object. So a
- * Pending that dies too early leaves its objects on a list, from which the next copy takes
- * those that are done.
+ * Pending that dies too early leaves its objects on a list, from which the next copy, wait
+ * or trim takes those that are done.
  */
 #include "python/pending.h"
 
@@ -72,9 +72,8 @@ end_orphan(struct orphan *orphan)
     PyMem_Free(orphan);
 }
 
-/* Lets go of what is done, and of what failed: nothing touches its memory any more. */
-static void
-reap_orphans(void)
+void
+pending_reap(void)
 {
     nrm__lock_acquire(&orphans_lock);
     struct orphan *all = orphans;
@@ -204,7 +203,11 @@ pending_finish(PyObject *object)
                         "launched, and cannot be waited for here");
         return -1;
     }
-    return query(object, true);
+    int done = query(object, true);
+    if (done > 0) {
+        pending_reap();
+    }
+    return done;
 }
 
 bool
@@ -279,7 +282,7 @@ static PyType_Slot pending_slots[] = {
      (void *)PyDoc_STR(
          "A copy that :func:`copyto` submitted and did not wait for.\n\n"
          "It keeps both ends alive; when it dies before the copy is done, they live on\n"
-         "until then.")},
+         "until then: the next copy, wait, synchronisation or :func:`trim` lets them go.")},
     {Py_tp_dealloc, pending_dealloc},
     {Py_tp_traverse, pending_traverse},
     {Py_tp_clear, pending_clear},
@@ -375,7 +378,7 @@ pending_submit(struct module_state *state, const struct nrm__transfer *transfer,
                int device, nrm_stream *stream, PyObject *dst, PyObject *src,
                PyObject *between)
 {
-    reap_orphans();
+    pending_reap();
     struct pending_object *pending = make(state, dst, src, between);
     if (pending == NULL) {
         return NULL;

@@ -20,6 +20,10 @@ PyObject *pending_submit(struct module_state *state,
                          nrm_stream *stream, PyObject *dst, PyObject *src,
                          PyObject *between);
 
+/* Lets go of what copies without a Pending kept that are done, or failed: nothing touches its
+   memory any more. Runs destructors. */
+void pending_reap(void);
+
 /* Waits for it. -1 with an error set: it, or work before it, failed; or it was captured. */
 int pending_finish(PyObject *pending);
 

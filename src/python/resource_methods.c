@@ -13,6 +13,7 @@
 #include "python/args.h"
 #include "python/errors.h"
 #include "python/memory_resource.h"
+#include "python/pending.h"
 #include "python/signature.h"
 #include "python/stack_text.h"
 #include "python/statistics.h"
@@ -132,6 +133,7 @@ resource_trim_to(struct module_state *state, nrm_resource *mr, PyObject *keep)
     if (keep != NULL && arg_nbytes(keep, "keep", &keep_nbytes) < 0) {
         return NULL;
     }
+    pending_reap();
     nrm_status status = nrm_resource_trim(mr, keep_nbytes, &nbytes);
     if (status != NRM_OK) {
         return errors_raise(state, status);
@@ -367,6 +369,7 @@ trim_all(PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *n
         (values[0] != NULL && arg_nbytes(values[0], "keep", &all.keep_nbytes) < 0)) {
         return NULL;
     }
+    pending_reap();
     nrm__resource_for_each(trim_one, &all);
     /* Also where there is no resource: pins that were closed wait there too. */
     (void)nrm__retired_drain((uint64_t)nrm_option_get(NRM_OPT_WAIT_LIMIT));

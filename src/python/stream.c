@@ -19,6 +19,7 @@
 #include "python/errors.h"
 #include "python/event.h"
 #include "python/foreign_stream.h"
+#include "python/pending.h"
 #include "python/signature.h"
 
 #define STREAM_TEXT "obj=None, flags=None"
@@ -241,6 +242,7 @@ synchronize(PyObject *object, PyObject *Py_UNUSED(unused))
     if (status != NRM_OK) {
         return errors_raise(state, status);
     }
+    pending_reap();
     Py_RETURN_NONE;
 }
 
