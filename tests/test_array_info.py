@@ -102,6 +102,14 @@ class Elsewhere:
         self.__array_interface__ = tells
 
 
+def test_a_walk_that_leads_back_ends() -> None:
+    between = Elsewhere(np.zeros(8), bytearray(8))
+    array = np.asarray(between)
+    between.base = array
+    assert numpy_rmm.memory_kind(array) == "external"
+    assert numpy_rmm.get_handler_name(array) is None
+
+
 def test_an_array_behind_an_object_counts_only_if_it_has_the_memory() -> None:
     array = np.asarray(Elsewhere(np.zeros(1000), bytearray(1000)))
     assert numpy_rmm.memory_kind(array) == "external"

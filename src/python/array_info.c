@@ -20,6 +20,9 @@
 #include "python/uses.h"
 #include "python/whole_buffer.h"
 
+/* An object between two arrays can lead back to the first. */
+enum { MAX_VIEWS = 1000 };
+
 /* What the walk from a view to its owner found. */
 struct owner {
     PyArrayObject *array; /* borrowed; owns its data. NULL: NumPy does not own them */
@@ -84,7 +87,7 @@ static struct owner
 find_owner(PyArrayObject *array)
 {
     struct owner owner = {NULL};
-    for (; array != NULL; array = viewed(array)) {
+    for (; array != NULL && owner.n_views < MAX_VIEWS; array = viewed(array)) {
         if (PyArray_CHKFLAGS(array, NPY_ARRAY_OWNDATA)) {
             owner.array = array;
             owner.capsule = PyArray_HANDLER(array);
