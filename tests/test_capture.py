@@ -3,8 +3,10 @@ NUMPY_RMM_TEST_GPU=1, on a real one."""
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -118,3 +120,41 @@ def test_stream_capture_ends_with_an_exception(simulator: SimulatedCuda) -> None
     with pytest.raises(KeyError), numpy_rmm.stream_capture():
         raise KeyError
     assert not is_asked(simulator, Stream(flags=1))
+
+
+def test_stream_capture_can_be_entered_again(simulator: SimulatedCuda) -> None:
+    simulator.driver.activate()
+    stream, capture = Stream(flags=1), numpy_rmm.stream_capture()
+    for _ in range(2):
+        with capture, capture:
+            assert is_asked(simulator, stream)
+        assert not is_asked(simulator, stream)
+    with pytest.raises(RuntimeError, match="was not entered"):
+        capture.__exit__(None, None, None)
+    with capture:
+        assert is_asked(simulator, stream)
+    assert not is_asked(simulator, stream)
+
+
+def test_stream_capture_decorates_functions(simulator: SimulatedCuda) -> None:
+    simulator.driver.activate()
+    stream = Stream(flags=1)
+
+    @numpy_rmm.stream_capture()
+    def plain() -> bool:
+        return is_asked(simulator, stream)
+
+    @numpy_rmm.stream_capture()
+    async def in_parts() -> bool:
+        await asyncio.sleep(0)
+        return is_asked(simulator, stream)
+
+    assert plain()
+    assert plain()
+    assert asyncio.run(in_parts())
+    assert not is_asked(simulator, stream)
+    with pytest.raises(TypeError, match="a generator would keep its capture"):
+
+        @numpy_rmm.stream_capture()
+        def generator() -> Iterator[None]:
+            yield
