@@ -205,7 +205,7 @@ class Program:
     def hands_out(self, address: int) -> bool:
         """Among more arrays than a thread has parked; the end of a graph is told a
         little later."""
-        for _ in range(20):
+        for _ in range(200):
             arrays = [self.new(1) for _ in range(40)]
             if address in [array.ctypes.data for array in arrays]:
                 return True
