@@ -53,6 +53,7 @@ class _Side:
     """One end of a copy: where its elements lie, and who said so."""
 
     __slots__ = (
+        "_bounds",
         "address",
         "dtype",
         "owner",
@@ -79,6 +80,7 @@ class _Side:
         self.strides = _dense(shape, dtype.itemsize) if strides is None else strides
         self.readonly = readonly
         self.producer = producer
+        self._bounds: tuple[int, int] | None = None
 
     @property
     def array(self) -> NDArray[Any] | None:
@@ -86,11 +88,13 @@ class _Side:
 
     def bounds(self) -> tuple[int, int]:
         """First byte, and the one behind the last."""
-        low = high = self.address
-        for n, stride in zip(self.shape, self.strides, strict=True):
-            reach = (n - 1) * stride
-            low, high = (low + reach, high) if reach < 0 else (low, high + reach)
-        return low, high + self.dtype.itemsize
+        if self._bounds is None:
+            low = high = self.address
+            for n, stride in zip(self.shape, self.strides, strict=True):
+                reach = (n - 1) * stride
+                low, high = (low + reach, high) if reach < 0 else (low, high + reach)
+            self._bounds = low, high + self.dtype.itemsize
+        return self._bounds
 
     def overlaps(self, other: _Side) -> bool:
         first, second = self.bounds(), other.bounds()
