@@ -346,7 +346,7 @@ def _over_device(
     from numpy_rmm._registry import registry
 
     pool = registry["device"]
-    nbytes = int(np.prod(src.shape)) * src.dtype.itemsize
+    nbytes = math.prod(src.shape) * src.dtype.itemsize
     address = pool.allocate(nbytes, stream)
     try:
         buffer = _Side(None, address, src.dtype, src.shape)
