@@ -12,7 +12,7 @@ import pytest
 
 import numpy_rmm
 from numpy_rmm import CudaError, CudaUnavailableError, OutOfMemoryError, mr
-from numpy_rmm.testing import SimulatedCuda
+from numpy_rmm.testing import SimulatedCuda, simulate_cuda
 
 
 def full() -> OutOfMemoryError:
@@ -43,6 +43,15 @@ def test_an_error_of_the_driver_has_its_name(simulator: SimulatedCuda) -> None:
         mr.CudaMemoryResource().allocate(100)
     assert (caught.value.code, caught.value.name) == (700, "CUDA_ERROR_ILLEGAL_ADDRESS")
     assert "CUDA_ERROR_ILLEGAL_ADDRESS" in str(caught.value)
+
+
+def test_an_error_without_a_driver_has_no_gap() -> None:
+    with simulate_cuda() as machine:
+        machine.driver.activate()
+        stream = numpy_rmm.Stream()
+        stream.close()
+    with pytest.raises(CudaError, match=r"closed(: \w[^(]*)? \(CUDA_ERROR_INVALID"):
+        _ = stream.handle
 
 
 def test_exhausted_device_memory(simulator: SimulatedCuda) -> None:

@@ -107,7 +107,7 @@ nrm__cuda_error(nrm_CUresult code, const char *what, ...)
     va_start(arguments, what);
     vsnprintf(call, sizeof call, what, arguments);
     va_end(arguments);
-    const char *name = nrm__cuda_error_name(code);
-    return nrm__error_native(status_of(code), code, name, "%s: %.60s (%s)", call,
-                             nrm__cuda_error_text(code), name);
+    const char *name = nrm__cuda_error_name(code), *text = nrm__cuda_error_text(code);
+    return nrm__error_native(status_of(code), code, name, "%s%s%.60s (%s)", call,
+                             text[0] != '\0' ? ": " : "", text, name);
 }
