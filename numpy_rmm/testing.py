@@ -13,10 +13,20 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import operator
 from collections.abc import Callable, Sequence
 from ctypes import byref, c_uint64
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, SupportsIndex, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    ParamSpec,
+    Protocol,
+    Self,
+    SupportsIndex,
+    TypeVar,
+)
 
 from numpy_rmm import _simulator
 from numpy_rmm._driver import CALLS, Driver, handle_of
@@ -37,7 +47,11 @@ if TYPE_CHECKING:
     import numpy as np
     from typing_extensions import Buffer
 
-    _Memory = np.ndarray[Any, Any] | Buffer | tuple[int, int]
+    class _OnDevice(Protocol):
+        @property
+        def __cuda_array_interface__(self) -> dict[str, Any]: ...
+
+    _Memory = np.ndarray[Any, Any] | Buffer | _OnDevice | tuple[int, int]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -45,18 +59,43 @@ R = TypeVar("R")
 _MAX_DEVICES = 16
 
 
-def _area(memory: _Memory) -> tuple[int, int]:
-    """Where a kernel's argument is, and how many bytes it spans."""
-    if isinstance(memory, tuple):
-        return memory
+def _interface(memory: object) -> dict[str, Any]:
+    """The array interface of an array, of the host or a device, or another buffer."""
     import numpy as np
 
-    array = np.asarray(memory)
-    low, high = array.ctypes.data, array.ctypes.data
-    for length, stride in zip(array.shape, array.strides, strict=True):
+    for name in ("__cuda_array_interface__", "__array_interface__"):
+        interface: dict[str, Any] | None = getattr(memory, name, None)
+        if interface is not None:
+            return interface
+    return np.asarray(memoryview(memory)).__array_interface__  # type: ignore[arg-type]
+
+
+def _area(name: str, memory: _Memory) -> tuple[int, int]:
+    """Where a kernel's argument is, and how many bytes it spans."""
+    import numpy as np
+
+    if isinstance(memory, tuple):
+        try:
+            address, nbytes = map(operator.index, memory)
+        except (TypeError, ValueError):
+            raise TypeError(f"{name} takes (address, nbytes), not {memory!r}") from None
+        return address, nbytes
+    try:
+        interface = _interface(memory)
+    except TypeError:
+        raise TypeError(
+            f"{name} takes arrays of the host and of devices, other buffers, and "
+            f"(address, nbytes), not {memory!r}"
+        ) from None
+    low = high = interface["data"][0]
+    shape, nbytes = interface["shape"], np.dtype(interface["typestr"]).itemsize
+    strides = interface.get("strides") or [
+        nbytes * math.prod(shape[i + 1 :]) for i in range(len(shape))
+    ]
+    for length, stride in zip(shape, strides, strict=True):
         low += min(0, (length - 1) * stride)
         high += max(0, (length - 1) * stride)
-    return (low, high + array.itemsize - low) if array.size else (low, 0)
+    return (low, high + nbytes - low) if math.prod(shape) else (low, 0)
 
 
 def _integer(name: str, value: SupportsIndex, low: int, high: int) -> int:
@@ -278,16 +317,18 @@ class SimulatedCuda:
         stream : object or int
             Where, an object or a handle.
         reads, writes : sequence
-            NumPy arrays and other buffers of page-locked or managed memory, and
-            ``(address, nbytes)`` of device memory.
+            NumPy arrays and other buffers of page-locked or managed memory, device
+            arrays, and ``(address, nbytes)``.
 
         Raises
         ------
+        TypeError
+            For anything else.
         ValueError
             When the driver does not know the stream, or some of the memory.
         """
-        areas = [_simulator.Area(*_area(each), 0) for each in reads]
-        areas += [_simulator.Area(*_area(each), 1) for each in writes]
+        areas = [_simulator.Area(*_area("reads", each), 0) for each in reads]
+        areas += [_simulator.Area(*_area("writes", each), 1) for each in writes]
         result = _simulator.controls().nrm_cudasim_launch(
             handle_of(stream), (_simulator.Area * len(areas))(*areas), len(areas)
         )

@@ -7,6 +7,7 @@ from that waits in the call.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -308,3 +309,25 @@ def test_a_trim_gives_back_what_uses_kept(
         program.pool.trim()
         assert program.pool.statistics().reserved_bytes == 0
         driver.check(driver.cuMemFree(program.target))
+
+
+@pytest.mark.parametrize("of", ["handle", "Stream", "theirs"])
+def test_a_use_in_a_broken_capture_is_told_of(
+    driver: Driver, program: Program, of: str
+) -> None:
+    stream, graph, array = Stream(flags=1), ctypes.c_void_p(), program.new()
+    handle = ctypes.c_void_p(stream.handle)
+    subjects = {
+        "handle": stream.handle,
+        "Stream": stream,
+        "theirs": Theirs(stream.handle),
+    }
+    with numpy_rmm.stream_capture():
+        driver.check(driver.cuStreamBeginCapture(handle, 2))
+        assert driver.cuStreamSynchronize(handle) != 0  # which breaks it
+        with pytest.raises(CudaError, match="STREAM_CAPTURE_INVALIDATED") as info:
+            record_use(array, subjects[of])
+        assert info.value.code == 901
+        assert numpy_rmm.array_info(array).uses == ()
+        assert driver.cuStreamEndCapture(handle, ctypes.byref(graph)) != 0
+    record_use(array, subjects[of])

@@ -221,3 +221,22 @@ def test_a_leak_is_named() -> None:
         numpy_rmm.pinned(),
     ):
         kept.append(np.ones(MIB, np.uint8))
+
+
+def test_a_kernel_takes_arrays_of_devices() -> None:
+    with simulate_cuda() as cuda:
+        cuda.driver.activate()
+        array = numpy_rmm.to_device(np.zeros((4, 6)))
+        inside = (array.ptr, array.nbytes)
+        cuda.launch(reads=[array, array[::-1, ::2]], writes=[inside])
+        cuda.launch(writes=[numpy_rmm.DeviceBuffer(size=100)])
+        with pytest.raises(ValueError, match="not known to the driver"):
+            cuda.launch(reads=[(array.ptr, 1 << 40)])
+
+
+@pytest.mark.parametrize("wrong", [5, None, [1.0], (1,), ("0", 8), object()])
+@pytest.mark.parametrize("name", ["reads", "writes"])
+def test_what_no_kernel_touches_is_named(name: str, wrong: object) -> None:
+    arguments: dict[str, Any] = {name: [wrong]}
+    with simulate_cuda() as cuda, pytest.raises(TypeError, match=f"{name} takes"):
+        cuda.launch(**arguments)

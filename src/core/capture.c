@@ -431,10 +431,11 @@ nrm__capture_find(nrm_stream *stream, int device, nrm_resource *pool,
     if (nrm__stream_stays(stream) && atomic_load(&nrm__captures_known) != 0) {
         note_ends(stream, is_captured ? seen.id : 0);
     }
+    *out =
+        (struct nrm__capture_tags){NRM__ORDER_NEVER, NRM__ORDER_NEVER, seen.is_broken};
     if (!is_captured) {
         return NRM_NOT_FOUND;
     }
-    *out = (struct nrm__capture_tags){NRM__ORDER_NEVER, NRM__ORDER_NEVER};
     if (seen.id == 0) {
         return NRM_OK;
     }
@@ -459,19 +460,34 @@ nrm__capture_find_held(uintptr_t handle, struct nrm__order_tag *out)
 
 /* ---- announcing ---- */
 
+static atomic_uint n_begun; /* by nrm_capture_begin, and not ended */
+
 void
 nrm_capture_begin(void)
 {
+    atomic_fetch_add(&n_begun, 1);
     atomic_fetch_add(&nrm__captures_known, 1);
     void *token = nrm__detach();
     nrm__cuda_capture_announce();
     nrm__attach(token);
 }
 
+/* Whether there is one to end: what other threads have begun stays announced. */
+static bool
+take_begun(void)
+{
+    unsigned n = atomic_load(&n_begun);
+    while (n != 0 && !atomic_compare_exchange_weak(&n_begun, &n, n - 1))
+        ;
+    return n != 0;
+}
+
 void
 nrm_capture_end(void)
 {
-    nrm__cuda_capture_withdraw();
-    nrm__cuda_capture_lift(-1);
-    atomic_fetch_sub(&nrm__captures_known, 1);
+    if (take_begun()) {
+        nrm__cuda_capture_withdraw();
+        nrm__cuda_capture_lift(-1);
+        atomic_fetch_sub(&nrm__captures_known, 1);
+    }
 }

@@ -52,11 +52,12 @@ nrm__stream_may_capture(const nrm_stream *stream)
 struct nrm__capture_tags {
     struct nrm__order_tag own; /* of memory of the graph that is freed on this stream */
     struct nrm__order_tag held; /* of whatever else the graph may use */
+    bool is_broken; /* nothing is captured any more, as the capture was invalidated */
 };
 
 /*
  * Asks the driver whether the stream is being captured. NRM_NOT_FOUND (not recorded): it is
- * not. NRM_OK: what is used on it now is the graph's, and the pool lives as long as the graph
+ * not, and *out says whether that is because the capture was invalidated. NRM_OK: what is used on it now is the graph's, and the pool lives as long as the graph
  * does. Where the driver cannot tell captures apart, or graphs cannot hold an object, the
  * tags are never done, and the pool is not kept. NRM_OUT_OF_MEMORY: it is captured, and there
  * are no tags; *out are NRM__ORDER_NEVER. `device` is that of the memory, for per-thread

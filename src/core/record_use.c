@@ -158,6 +158,11 @@ note_captured(const void *ptr, nrm_stream *stream, int device, struct nrm__use *
     NRM_TRY(find_around(ptr, &place)); /* the graph keeps the owner */
     nrm_status status = nrm__capture_find(stream, device, place.owner, &tags);
     leave_place(&place);
+    if (status == NRM_NOT_FOUND && tags.is_broken) {
+        return nrm__cuda_error(NRM_CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
+                               "a use of %p by stream 0x%zx", ptr,
+                               (size_t)stream->handle);
+    }
     use->tag = tags.held;
     use->is_covered = false;
     return status;

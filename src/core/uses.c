@@ -210,10 +210,10 @@ nrm__epoch_warn_capture(int device)
 {
     nrm__warning_post(
         NRM__WARN_CAPTURE,
-        "a CUDA stream capture on device %d was invalidated, because page-locked memory was "
-        "allocated while it was in progress; no more events are recorded on that device and "
-        "freed page-locked memory is not reused. Make page-locked arrays before the capture "
-        "begins, or use numpy_rmm.use_handler(\"host\") inside it",
+        "a CUDA stream capture on device %d was invalidated by an event that "
+        "page-locked memory needed meanwhile; until a capture is announced no more "
+        "events are recorded on that device, and freed page-locked memory is not "
+        "reused. Capture inside \"with numpy_rmm.stream_capture():\"",
         device);
 }
 

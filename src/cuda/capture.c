@@ -39,8 +39,11 @@ ask(const struct nrm__driver *driver, nrm_CUstream stream,
 {
     nrm_CUstreamCaptureStatus status = NRM_CU_STREAM_CAPTURE_STATUS_NONE;
     *out = (struct nrm__cuda_capture){.device = -1};
-    return driver->cuStreamIsCapturing(stream, &status) == NRM_CUDA_SUCCESS &&
-           status == NRM_CU_STREAM_CAPTURE_STATUS_ACTIVE &&
+    if (driver->cuStreamIsCapturing(stream, &status) != NRM_CUDA_SUCCESS) {
+        return false;
+    }
+    out->is_broken = status == NRM_CU_STREAM_CAPTURE_STATUS_INVALIDATED;
+    return status == NRM_CU_STREAM_CAPTURE_STATUS_ACTIVE &&
            get_info(driver, stream, out);
 }
 

@@ -17,12 +17,13 @@
 struct nrm__cuda_capture {
     uint64_t id; /* never given to another one; 0: the driver cannot tell (< 12.3) */
     nrm_CUgraph graph; /* that is being made; NULL: the same */
-    int device; /* whose primary context the stream is in; -1: of none, unknown */
+    int device;     /* whose primary context the stream is in; -1: of none, unknown */
+    bool is_broken; /* it was invalidated, and nobody has ended it yet */
 };
 
 /* Whether the stream is being captured, and what for. False also for a capture that was
-   invalidated already, where it cannot be known, and for the legacy stream, which never
-   is. Handle 2 means the calling thread's on `device`, or in the current context (-1).
+   invalidated already, of which *out says so, where it cannot be known, and for the legacy
+   stream, which never is. Handle 2 means the calling thread's on `device`, or in the current context (-1).
    Detached for that, no lock held. */
 bool nrm__cuda_capture_find(int device, uintptr_t handle,
                             struct nrm__cuda_capture *out);

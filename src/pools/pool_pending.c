@@ -253,7 +253,7 @@ stamp_captured(struct nrm__pool *pool, struct nrm__pool_ordered_block *own,
                nrm_stream *stream)
 {
     int device = nrm_resource_device(&pool->base);
-    struct nrm__capture_tags now = {NRM__ORDER_NEVER, NRM__ORDER_NEVER};
+    struct nrm__capture_tags now = {.own = NRM__ORDER_NEVER, .held = NRM__ORDER_NEVER};
     struct nrm__order_tag held = own->then;
     bool is_held = !nrm__order_is_done(held);
     /* Without memory to describe the capture the tags are never done. */

@@ -186,6 +186,19 @@ TEST(nothing_is_recorded_on_a_context_while_a_capture_is_announced)
     finish();
 }
 
+TEST(an_end_of_what_was_not_begun_does_nothing)
+{
+    struct nrm__cuda_event event;
+    start(0);
+    nrm_capture_end();
+    REQUIRE_EQ(nrm__cuda_record(0, &event), NRM__RECORDED);
+    nrm__cuda_event_recycle(&event);
+    nrm_capture_begin();
+    CHECK_EQ(nrm__cuda_record(0, &event), NRM__RECORD_CAPTURE);
+    nrm_capture_end();
+    finish();
+}
+
 /* ---- who asks the driver ---- */
 
 TEST(a_stream_that_stays_is_not_asked_about)
