@@ -15,6 +15,7 @@
 #include "cuda/capture.h"
 #include "cuda/context.h"
 #include "cuda/event.h"
+#include "cuda/foreign.h"
 #include "os/fork.h"
 
 enum { ORIGIN_OF_NONE = 0 }; /* of no stream that can be captured */
@@ -488,6 +489,7 @@ nrm_capture_end(void)
     if (take_begun()) {
         nrm__cuda_capture_withdraw();
         nrm__cuda_capture_lift(-1);
+        nrm__cuda_foreign_lift();
         atomic_fetch_sub(&nrm__captures_known, 1);
     }
 }

@@ -14,9 +14,8 @@
 
 #include "base/error.h"
 #include "base/planted.h"
-#include "core/background.h"
 #include "core/hooks.h"
-#include "core/order_slots.h"
+#include "core/order_record.h"
 #include "core/stream.h"
 #include "core/uses.h"
 #include "cuda/stream.h"
@@ -36,57 +35,16 @@ epoch_tag(void)
 
 /* ---- calling the driver about a stream ---- */
 
-/* An event of a whole context; without a handle: there is nothing to wait for. The background
-   thread records none, as it cannot know of captures (nrm__epoch_close). */
-static nrm_status
-record_context(int device, struct nrm__cuda_event *out)
+/* Whether the stream itself can say that what was submitted to it is done: it lives as long
+   as the primary context, and its handle means no other context's stream as well. */
+static bool
+speaks_for_itself(const nrm_stream *stream)
 {
-    if (nrm__background_is_here()) {
-        return NRM_NOT_FOUND;
+    if (!nrm__stream_is_special(stream)) {
+        return nrm__stream_is_here(stream) && stream->home.context == NULL;
     }
-    *out = (struct nrm__cuda_event){.device = device};
-    switch (nrm__cuda_record(device, out)) {
-    case NRM__RECORDED:
-    case NRM__RECORD_IDLE:
-        return NRM_OK;
-    case NRM__RECORD_LOST:
-        return NRM_DEVICE_LOST;
-    case NRM__RECORD_INVALIDATED:
-        nrm__epoch_warn_capture(device);
-        break;
-    case NRM__RECORD_CAPTURE:
-        break;
-    }
-    return NRM_NOT_FOUND;
-}
-
-/* Records what was submitted to the stream, or for a per-thread stream of another thread,
-   and for NULL, to its context: on success everything that was stamped before comes before
-   *out, retained, or is done (NULL). The caller holds the stream, or was given a handle
-   for this call, holds the slot in its life, and is detached. */
-static nrm_status
-record(struct nrm__order *order, const nrm_stream *stream,
-       struct nrm__order_event **out)
-{
-    struct nrm__cuda_event event;
-    uint64_t number = atomic_fetch_add(&order->count, 1);
-    *out = NULL;
-    if (stream != NULL && nrm__stream_is_here(stream)) {
-        NRM_TRY(nrm__cuda_stream_record(order->device, stream->handle, &event));
-    }
-    else {
-        NRM_TRY(record_context(order->device, &event));
-    }
-    if (event.handle == NULL) {
-        nrm__order_raise(&order->done, number);
-        return NRM_OK;
-    }
-    *out = nrm__order_event_share(&event);
-    if (*out == NULL) {
-        return NRM_NOT_SUPPORTED;
-    }
-    nrm__order_records_add(order, number, *out);
-    return NRM_OK;
+    nrm__cuda_foreign_note_current();
+    return nrm__stream_is_here(stream) && !nrm__cuda_has_foreign();
 }
 
 /* Looks whether the stream is idle, and records on it when it is not. Detached. */
@@ -94,15 +52,19 @@ static void
 ask_stream(struct nrm__order *order, const nrm_stream *stream)
 {
     struct nrm__order_event *event = NULL;
-    if (nrm__stream_is_here(stream)) {
+    bool is_asked = speaks_for_itself(stream);
+    if (is_asked) {
         uint64_t number = atomic_fetch_add(&order->count, 1);
         if (nrm__cuda_stream_query(order->device, stream->handle) == NRM_OK) {
             nrm__order_raise(&order->done, number);
             return;
         }
     }
-    (void)record(order, stream, &event);
+    (void)nrm__order_record(order, stream, &event);
     nrm__order_event_release(event);
+    if (!is_asked) {
+        nrm__order_records_query(order);
+    }
 }
 
 /* ---- tags ---- */
@@ -131,6 +93,43 @@ tag_of(const struct nrm__order *order, uint64_t count)
                                    count};
 }
 
+/* The slot of all that no stream of ours stands for, which an event of all contexts covers.
+   Made once; NULL: no memory. */
+static struct nrm__order *
+get_order_of_all(void)
+{
+    static _Atomic(struct nrm__order *) of_all;
+    struct nrm__order *order = atomic_load(&of_all), *none = NULL;
+    if (order != NULL) {
+        return order;
+    }
+    order = nrm__order_take(NULL, NRM_DEVICE_NONE, 0);
+    if (order == NULL) {
+        return NULL;
+    }
+    atomic_store(&order->of_all, true);
+    if (!atomic_compare_exchange_strong(&of_all, &none, order)) {
+        nrm__order_end(order); /* another thread was faster */
+        return none;
+    }
+    return order;
+}
+
+/* Of what no stream of ours stands for. Epochs do not cover the program's own contexts. */
+static struct nrm__order_tag
+tag_of_any(void)
+{
+    if (!nrm__cuda_has_foreign()) {
+        return epoch_tag();
+    }
+    const struct nrm__order *order = get_order_of_all();
+    if (order == NULL) {
+        return NRM__ORDER_NEVER;
+    }
+    atomic_thread_fence(memory_order_seq_cst); /* see nrm__order_stamp */
+    return tag_of(order, atomic_load(&order->count));
+}
+
 /* The event is recorded now, while the handle is an argument. Without one the tag stands, and
    whoever needs it to be done takes an event of the context. */
 static struct nrm__order_tag
@@ -139,12 +138,15 @@ stamp_other(const nrm_stream *stream)
     struct nrm__order_event *event = NULL;
     struct nrm__order *order = nrm__order_make_other(stream);
     if (order == NULL) {
-        return epoch_tag();
+        void *token = nrm__detach();
+        nrm__cuda_foreign_note_stream(stream->handle);
+        nrm__attach(token);
+        return tag_of_any();
     }
     atomic_thread_fence(memory_order_seq_cst); /* see nrm__order_stamp */
     struct nrm__order_tag tag = tag_of(order, atomic_load(&order->count));
     void *token = nrm__detach();
-    (void)record(order, stream, &event);
+    (void)nrm__order_record(order, stream, &event);
     nrm__attach(token);
     nrm__order_event_release(event);
     nrm__order_drop(order);
@@ -161,7 +163,7 @@ nrm__order_note(const nrm_stream *stream)
         return;
     }
     void *token = nrm__detach();
-    (void)record(order, stream, &event);
+    (void)nrm__order_record(order, stream, &event);
     nrm__attach(token);
     nrm__order_event_release(event);
     nrm__order_drop(order);
@@ -202,7 +204,7 @@ struct nrm__order_tag
 nrm__order_stamp(nrm_stream *stream, int device)
 {
     if (stream == NULL || !nrm__stream_is_here(stream)) {
-        return epoch_tag();
+        return tag_of_any();
     }
     if (!nrm__stream_stays(stream)) {
         struct nrm__order_tag tag = stamp_other(stream);
@@ -211,7 +213,7 @@ nrm__order_stamp(nrm_stream *stream, int device)
     }
     struct nrm__order *order = get_order(stream, device);
     if (order == NULL || nrm__order_is_stale(order, stream)) {
-        return epoch_tag();
+        return tag_of_any();
     }
     /* The program's submissions come before the read: where submitting and recording do
        not meet in a lock of the driver, only this fence says so. */
@@ -311,12 +313,15 @@ static void
 poll_without_stream(struct nrm__order *order, struct nrm__order_tag tag)
 {
     struct nrm__order_event *event = NULL;
-    if (nrm__order_hold_key(nrm__order_key(tag)) != NULL) {
+    bool is_held = nrm__order_hold_key(nrm__order_key(tag)) != NULL;
+    if (is_held || atomic_load(&order->of_all)) {
         void *token = nrm__detach();
-        (void)record(order, NULL, &event);
+        (void)nrm__order_record(order, NULL, &event);
         nrm__attach(token);
         nrm__order_event_release(event);
-        nrm__order_drop(order);
+        if (is_held) {
+            nrm__order_drop(order);
+        }
         nrm__order_records_query(order);
         return;
     }
@@ -368,22 +373,6 @@ nrm__order_poll(struct nrm__order_tag tag)
     return is_done;
 }
 
-/* Behind everything that was submitted to any context. Detached. */
-static nrm_status
-wait_for_contexts(const nrm_stream *stream, int device)
-{
-    int devices[NRM__MAX_DEVICES];
-    int n_devices = nrm__cuda_active_devices(devices);
-    for (int i = 0; i < n_devices; i++) {
-        struct nrm__cuda_event event;
-        NRM_TRY(record_context(devices[i], &event));
-        nrm_status status = nrm__cuda_stream_wait(device, stream->handle, &event);
-        nrm__cuda_event_recycle(&event);
-        NRM_TRY(status);
-    }
-    return NRM_OK;
-}
-
 /* An event that covers the tag, retained: one that is there, or a new one. NULL: it is
    done. NRM_NOT_SUPPORTED: there is none to be had. Detached. */
 static nrm_status
@@ -397,11 +386,12 @@ get_event(struct nrm__order *order, struct nrm__order_tag tag,
         return NRM_OK;
     }
     nrm_stream *stream = nrm__order_hold_stream(order, tag.generation);
-    if (stream == NULL && nrm__order_hold_key(nrm__order_key(tag)) == NULL) {
+    bool is_held = stream == NULL && nrm__order_hold_key(nrm__order_key(tag)) != NULL;
+    if (stream == NULL && !is_held && !atomic_load(&order->of_all)) {
         return nrm__order_is_done(tag) ? NRM_OK : NRM_NOT_SUPPORTED;
     }
-    nrm_status status = record(order, stream, out);
-    if (stream == NULL) {
+    nrm_status status = nrm__order_record(order, stream, out);
+    if (is_held) {
         nrm__order_drop(order);
     }
     nrm_stream_release(stream);
@@ -422,12 +412,12 @@ wait_for(struct nrm__order_tag tag, const nrm_stream *stream, int device)
         status = get_event(nrm__order_at(tag.stream), tag, &event);
     }
     if (status == NRM_NOT_SUPPORTED) {
-        return wait_for_contexts(stream, device);
+        return nrm__order_wait_for_all(stream, device);
     }
-    if (status == NRM_OK && event != NULL) {
-        status = nrm__cuda_stream_wait(device, stream->handle, &event->event);
-        nrm__order_event_release(event);
+    if (status == NRM_OK) {
+        status = nrm__order_event_wait(event, stream, device);
     }
+    nrm__order_event_release(event);
     return status;
 }
 
@@ -510,10 +500,12 @@ retire(struct nrm__order *order, const nrm_stream *stream)
         nrm__order_raise(&order->done, atomic_fetch_add(&order->count, 1));
     }
     else if (!nrm__stream_is_here(stream) || nrm__order_is_stale(order, stream) ||
-             record(order, stream, &event) != NRM_OK) {
+             nrm__order_record(order, stream, &event) != NRM_OK) {
         /* What bears the present count is not done when the one before is. */
         atomic_fetch_add(&order->count, 1);
-        atomic_store(&order->epoch, nrm__epoch_stamp());
+        bool of_all = nrm__cuda_has_foreign();
+        atomic_store(&order->of_all, of_all);
+        atomic_store(&order->epoch, of_all ? 0 : nrm__epoch_stamp());
     }
     nrm__order_event_release(event);
     nrm__order_end(order);

@@ -17,14 +17,11 @@
 #include "base/lock.h"
 #include "core/nodes.h"
 #include "core/order.h"
+#include "core/order_record.h"
 #include "core/stream.h"
 #include "core/uses.h"
 #include "cuda/context.h"
 #include "os/fork.h"
-
-enum {
-    MAX_EVENTS = NRM__CUDA_EVENTS_POOLED - 64, /* kept in all; the rest is in passing */
-};
 
 _Atomic(struct nrm__order *) nrm__order_chunks[NRM__ORDER_MAX_CHUNKS];
 
@@ -32,7 +29,6 @@ static struct nrm__lock lock = NRM__LOCK_INIT(NRM__RANK_ORDER);
 static struct nrm__link unused = {&unused, &unused};
 static struct nrm__link retired = {&retired, &retired};
 static uint64_t n_slots, n_in_use, n_retired;
-static atomic_uint_least64_t n_events;
 
 static const struct nrm__fork_hook fork_hook = {.rank = NRM__RANK_ORDER, .lock = &lock};
 
@@ -48,36 +44,6 @@ nrm__order_raise(atomic_uint_least64_t *number, uint64_t value)
     uint64_t seen = atomic_load(number);
     while (seen < value && !atomic_compare_exchange_weak(number, &seen, value))
         ;
-}
-
-/* ---- events ---- */
-
-struct nrm__order_event *
-nrm__order_event_share(struct nrm__cuda_event *event)
-{
-    struct nrm__order_event *shared = NULL;
-    if (atomic_fetch_add(&n_events, 1) < MAX_EVENTS) {
-        shared = nrm__node_allocate(sizeof *shared);
-    }
-    if (shared == NULL) {
-        atomic_fetch_sub(&n_events, 1);
-        nrm__cuda_event_recycle(event);
-        return NULL;
-    }
-    atomic_init(&shared->refs, 1);
-    shared->event = *event;
-    return shared;
-}
-
-/* Never under the lock. */
-void
-nrm__order_event_release(struct nrm__order_event *shared)
-{
-    if (shared != NULL && atomic_fetch_sub(&shared->refs, 1) == 1) {
-        nrm__cuda_event_recycle(&shared->event);
-        nrm__node_deallocate(shared, sizeof *shared);
-        atomic_fetch_sub(&n_events, 1);
-    }
 }
 
 /* ---- slots ---- */
@@ -115,6 +81,7 @@ nrm__order_take(nrm_stream *stream, int device, uintptr_t origin)
         order->stream = stream;
         order->device = device;
         atomic_store_explicit(&order->is_captured, false, memory_order_relaxed);
+        atomic_store(&order->of_all, false);
         order->origin = origin;
         atomic_store_explicit(&order->resets, nrm__cuda_generations(),
                               memory_order_relaxed);
@@ -237,7 +204,7 @@ nrm__order_records_query(struct nrm__order *order)
 {
     struct nrm__order_record oldest;
     while (nrm__order_records_find(order, 0, &oldest)) {
-        bool is_done = nrm__cuda_event_query(&oldest.event->event) == NRM_OK;
+        bool is_done = nrm__order_event_is_done(oldest.event);
         nrm__order_event_release(oldest.event);
         if (!is_done) {
             return;
@@ -251,6 +218,7 @@ void
 nrm__order_forget_contexts(void)
 {
     nrm__order_forget_others();
+    nrm__cuda_foreign_forget_all();
     nrm__lock_acquire(&lock);
     uint64_t n = n_slots;
     nrm__lock_release(&lock);
@@ -346,7 +314,7 @@ nrm__order_counts(struct nrm__order_counts *out)
         .slots = n_slots,
         .in_use = n_in_use,
         .retired = n_retired,
-        .events = atomic_load(&n_events),
+        .events = nrm__order_n_events(),
     };
     nrm__lock_release(&lock);
 }

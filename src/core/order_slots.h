@@ -22,10 +22,7 @@ enum {
     NRM__ORDER_MAX_RECORDS = 8, /* events that a slot keeps */
 };
 
-struct nrm__order_event {
-    atomic_uint refs;
-    struct nrm__cuda_event event;
-};
+struct nrm__order_event; /* core/order_record.h */
 
 struct nrm__order_record {
     uint64_t number; /* everything stamped with it, or less, comes before the event */
@@ -41,6 +38,7 @@ struct nrm__order {
     atomic_uint_least64_t resets; /* of all contexts when it was taken */
     int device;                   /* of special handles, and of streams of others */
     atomic_bool is_captured;      /* of a graph: see nrm__order_open */
+    atomic_bool of_all;           /* of work in whatever context */
     atomic_bool is_used;     /* of others: asked for since it was last passed over */
     atomic_uint refs;        /* of others: see nrm__order_hold_key; 0: of none */
     uintptr_t origin;        /* of its stream */
@@ -54,10 +52,6 @@ struct nrm__order {
 };
 
 void nrm__order_raise(atomic_uint_least64_t *number, uint64_t value);
-
-/* Owns the event. NULL: no memory, or enough are kept; the event went back. */
-struct nrm__order_event *nrm__order_event_share(struct nrm__cuda_event *event);
-void nrm__order_event_release(struct nrm__order_event *shared); /* NULL is fine */
 
 enum { NRM__ORDER_CHUNK = 16, NRM__ORDER_MAX_CHUNKS = 4096 };
 

@@ -78,6 +78,9 @@ nrm_stream_create(int device, unsigned int flags, nrm_stream **out)
     }
     void *token = nrm__detach();
     nrm_status status = nrm__cuda_stream_create(device, flags, &stream->created);
+    if (status == NRM_OK) {
+        (void)nrm__cuda_foreign_find((uintptr_t)stream->created.handle, &stream->home);
+    }
     nrm__attach(token);
     if (status != NRM_OK) {
         unmake(stream);
@@ -178,7 +181,12 @@ destroy(const nrm_stream *stream)
 {
     if (stream->created.handle != NULL && !nrm__is_exiting()) {
         void *token = nrm__detach();
-        nrm__cuda_stream_destroy(&stream->created);
+        if (stream->home.context != NULL) {
+            nrm__cuda_foreign_destroy_stream(&stream->home, stream->created.handle);
+        }
+        else {
+            nrm__cuda_stream_destroy(&stream->created);
+        }
         nrm__attach(token);
     }
 }

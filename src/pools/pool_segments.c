@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "core/hooks.h"
 #include "core/uses.h"
-#include "cuda/context.h"
+#include "cuda/foreign.h"
 #include "os/memory.h"
 #include "pools/pool_internal.h"
 #include "pools/pool_vmm.h"
@@ -130,6 +130,11 @@ nrm__pool_enter_segment(struct nrm__pool *pool, const struct nrm__block *upstrea
 {
     struct nrm__segment *segment = NULL;
     struct nrm__starts *starts = NULL;
+    if (pool->order != NULL) {
+        void *token = nrm__detach();
+        nrm__cuda_foreign_note_current(); /* where the memory is going to be used */
+        nrm__attach(token);
+    }
     NRM_TRY(nrm__segment_create(&pool->base, upstream->ptr, nbytes, &segment));
     segment->upstream = *upstream;
     segment->generation = nrm__cuda_generations();
