@@ -14,6 +14,7 @@
 #include "core/nodes.h"
 #include "core/uses.h"
 #include "cuda/driver.h"
+#include "cuda/foreign.h"
 #include "os/fork.h"
 #include "os/system.h"
 
@@ -51,18 +52,23 @@ entry_for(const struct nrm__block *block)
     return nrm__node_allocate(sizeof(struct nrm__entry));
 }
 
+/* No memory for a list node: better lost than handed out too early. */
+static void
+lose(const struct nrm__block *block)
+{
+    nrm__lost_error_note(&(nrm_error){
+        .status = NRM_OUT_OF_MEMORY,
+        .message = "a freed block was lost: no memory to note that the GPU may use it",
+        .requested_nbytes = block->nbytes,
+    });
+}
+
 static void
 retire(const struct nrm__block *block, uint64_t stamp, struct nrm__use *uses)
 {
     struct nrm__entry *entry = entry_for(block);
     if (entry == NULL) {
-        /* No memory for a list node: better lost than handed out too early. */
-        nrm__lost_error_note(&(nrm_error){
-            .status = NRM_OUT_OF_MEMORY,
-            .message =
-                "a freed block was lost: no memory to note that the GPU may use it",
-            .requested_nbytes = block->nbytes,
-        });
+        lose(block);
         return;
     }
     nrm_resource_retain(block->owner);
@@ -80,10 +86,36 @@ retire(const struct nrm__block *block, uint64_t stamp, struct nrm__use *uses)
     nrm__background_wake();
 }
 
+/* Device memory may be in use in contexts of the program's own, which no epoch covers. False:
+   no memory to say so. */
+static bool
+add_foreign_use(const struct nrm__block *block, struct nrm__use **uses)
+{
+    if (block->owner->kind != NRM_KIND_DEVICE || !nrm__cuda_has_foreign()) {
+        return true;
+    }
+    struct nrm__use *use = nrm__node_allocate(sizeof *use);
+    if (use != NULL) {
+        *use = (struct nrm__use){
+            .next = *uses,
+            .start = (uintptr_t)block->ptr,
+            .tag = nrm__order_stamp(NULL, NRM_DEVICE_NONE),
+        };
+        *uses = use;
+    }
+    return use != NULL;
+}
+
 void
 nrm__retire(const struct nrm__block *block, uint64_t stamp)
 {
-    retire(block, stamp, nrm__known_uses_take(block));
+    struct nrm__use *uses = nrm__known_uses_take(block);
+    if (stamp == 0 || add_foreign_use(block, &uses)) {
+        retire(block, stamp, uses);
+    }
+    else {
+        lose(block);
+    }
 }
 
 bool

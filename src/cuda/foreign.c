@@ -53,8 +53,8 @@ is_same(const struct nrm__cuda_foreign *a, const struct nrm__cuda_foreign *b)
     return a->context == b->context && a->id == b->id && a->driver == b->driver;
 }
 
-static bool
-lives(const struct nrm__cuda_foreign *foreign)
+bool
+nrm__cuda_foreign_lives(const struct nrm__cuda_foreign *foreign)
 {
     const struct nrm__driver *driver = driver_now();
     struct nrm__cuda_lone_event of_it = {.context = foreign->context,
@@ -135,7 +135,7 @@ nrm__cuda_foreign_next(int device, unsigned *place, struct nrm__cuda_foreign *ou
     const struct nrm__driver *driver = driver_now();
     while (nrm__cuda_has_foreign() && copy_next(place, &next)) {
         /* A driver that was exchanged took its contexts along. */
-        if (driver != NULL && !lives(&next)) {
+        if (driver != NULL && !nrm__cuda_foreign_lives(&next)) {
             forget(&next);
         }
         else if (device < 0 || next.device == device) {
@@ -264,7 +264,7 @@ nrm__cuda_foreign_destroy_stream(const struct nrm__cuda_foreign *foreign,
 {
     const struct nrm__driver *driver = foreign->driver;
     nrm_CUcontext popped;
-    if (!lives(foreign)) {
+    if (!nrm__cuda_foreign_lives(foreign)) {
         return; /* it went with its context */
     }
     nrm_CUstreamCaptureMode mode = nrm__cuda_relax(driver);
@@ -359,7 +359,8 @@ failed(const struct nrm__cuda_foreign *foreign, nrm_CUresult code)
                               foreign->device);
         return NRM__RECORD_LOST;
     }
-    return is_over(code) && !lives(foreign) ? NRM__RECORD_IDLE : NRM__RECORD_CAPTURE;
+    return is_over(code) && !nrm__cuda_foreign_lives(foreign) ? NRM__RECORD_IDLE
+                                                              : NRM__RECORD_CAPTURE;
 }
 
 /* In the context, which is current. */
@@ -418,7 +419,7 @@ nrm__cuda_foreign_record(const struct nrm__cuda_foreign *foreign, uintptr_t hand
     nrm_CUcontext popped;
     nrm_CUevent event = NULL;
     nrm__assert_no_locks();
-    if (driver_now() != driver || !lives(foreign)) {
+    if (driver_now() != driver || !nrm__cuda_foreign_lives(foreign)) {
         return nrm__cuda_is_exiting() || nrm__cuda_is_forked() ? NRM__RECORD_CAPTURE
                                                                : NRM__RECORD_IDLE;
     }
@@ -430,7 +431,7 @@ nrm__cuda_foreign_record(const struct nrm__cuda_foreign *foreign, uintptr_t hand
         (void)driver->cuCtxPopCurrent(&popped); /* what was pushed is there */
     }
     nrm__cuda_unrelax(driver, mode);
-    if (!lives(foreign)) {
+    if (!nrm__cuda_foreign_lives(foreign)) {
         return NRM__RECORD_IDLE; /* its event has gone with it */
     }
     if (result == NRM__RECORDED) {

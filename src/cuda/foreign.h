@@ -81,6 +81,8 @@ bool nrm__cuda_is_asleep(int device);
 /* The context of a stream that was just made; false: it is a primary one. */
 bool nrm__cuda_foreign_find(uintptr_t handle, struct nrm__cuda_foreign *out);
 
+bool nrm__cuda_foreign_lives(const struct nrm__cuda_foreign *foreign);
+
 /* Ends a stream of it, if it lives. */
 void nrm__cuda_foreign_destroy_stream(const struct nrm__cuda_foreign *foreign,
                                       nrm_CUstream stream);

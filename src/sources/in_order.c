@@ -18,6 +18,7 @@
 #include "core/nodes.h"
 #include "core/stream.h"
 #include "core/uses.h"
+#include "cuda/foreign.h"
 #include "nrm/options.h"
 #include "os/system.h"
 #include "sources/on_device.h"
@@ -29,6 +30,7 @@ struct nrm__in_order_place {
     struct nrm__in_order_place *older;
     nrm_CUmemoryPool pool;
     struct nrm__cuda_stream stream; /* for callers that have none */
+    struct nrm__cuda_foreign home;  /* of that, where it is no primary context */
     uint64_t generation;
 };
 
@@ -63,6 +65,13 @@ nrm__in_order_check(const struct nrm__cuda_scope *scope)
     return NRM_OK;
 }
 
+/* A context of the program's own takes the stream along. */
+static bool
+has_lost_home(const struct nrm__in_order_place *place)
+{
+    return place->home.context != NULL && !nrm__cuda_foreign_lives(&place->home);
+}
+
 /* ---- the pool -------------------------------------------------------------------- */
 
 static nrm_CUresult
@@ -86,7 +95,10 @@ place_destroy(const struct nrm__in_order *self, struct nrm__in_order_place *plac
     nrm_CUresult code = NRM_CUDA_SUCCESS;
     bool lives = nrm__cuda_driver() != NULL &&
                  nrm__cuda_generation(device) == place->generation;
-    if (lives && place->stream.handle != NULL) {
+    if (lives && place->home.context != NULL) {
+        nrm__cuda_foreign_destroy_stream(&place->home, place->stream.handle);
+    }
+    else if (lives && place->stream.handle != NULL) {
         nrm__cuda_stream_destroy(&place->stream);
     }
     if (lives && self->owns_pool && place->pool != NULL &&
@@ -110,6 +122,7 @@ fill_place(struct nrm__in_order *self, const struct nrm__cuda_scope *scope,
     NRM_TRY(self->find_pool(self, scope, &place->pool));
     NRM_TRY(nrm__cuda_stream_create(scope->device, NRM_STREAM_NON_BLOCKING,
                                     &place->stream));
+    (void)nrm__cuda_foreign_find((uintptr_t)place->stream.handle, &place->home);
     if (self->initial_nbytes == 0) {
         return NRM_OK;
     }
@@ -143,7 +156,8 @@ static nrm_status
 find_place(struct nrm__in_order *self, const struct nrm__cuda_scope *scope)
 {
     struct nrm__in_order_place *place = atomic_load(&self->place);
-    while (place == NULL || place->generation != scope->generation) {
+    while (place == NULL || place->generation != scope->generation ||
+           has_lost_home(place)) {
         NRM_TRY(make_place(self, scope, place));
         place = atomic_load(&self->place);
     }
@@ -171,11 +185,20 @@ living_place(struct nrm__in_order *self)
     struct nrm__in_order_place *place = atomic_load(&self->place);
     int device = nrm_resource_device(&self->base);
     bool lives = place != NULL && nrm__cuda_driver() != NULL && !nrm__is_exiting() &&
-                 nrm__cuda_generation(device) == place->generation;
+                 nrm__cuda_generation(device) == place->generation &&
+                 !has_lost_home(place);
     return lives ? place : NULL;
 }
 
 /* ---- allocation ------------------------------------------------------------------ */
+
+static void
+note_context(void)
+{
+    void *token = nrm__detach();
+    nrm__cuda_foreign_note_current();
+    nrm__attach(token);
+}
 
 /* What is asked of the pool, on a stream or, without one, for anybody. */
 struct call {
@@ -258,11 +281,25 @@ take_back(nrm_resource *mr)
     return true;
 }
 
+/* A default stream means another one in each context, and to the driver's pool that of a
+   primary one. Where the program has others it gets what is anybody's. */
+static bool
+is_one_of_many(const nrm_stream *stream)
+{
+    return nrm__stream_is_special(stream) && nrm__cuda_has_foreign();
+}
+
 nrm_status
 nrm__in_order_allocate(nrm_resource *mr, const struct nrm__request *request,
                        struct nrm__block *out)
 {
     struct call call = {self_of(mr), request->stream};
+    if (call.stream != NULL && nrm__stream_is_special(call.stream)) {
+        note_context();
+    }
+    if (call.stream != NULL && is_one_of_many(call.stream)) {
+        call.stream = NULL;
+    }
     (void)nrm__retired_drain(0);
     nrm_status status = nrm__driver_block_allocate(mr, &way, &call, request, out);
     if (status == NRM_OUT_OF_MEMORY && take_back(mr)) {
@@ -294,13 +331,13 @@ give_now(nrm_resource *mr, const struct nrm__block *block, nrm_stream *stream)
     nrm__attach(token);
 }
 
-/* Whether the driver knows the stream by its handle, here and now: that of a per-thread
-   stream means another one in each thread, and after a reset none. */
+/* Whether the driver knows the stream by its handle, here and now: that of a default stream
+   means another one in each context or thread, and after a reset none. */
 static bool
 can_be_named(const nrm_stream *stream)
 {
     const struct nrm__cuda_stream *created = &stream->created;
-    return nrm__stream_is_here(stream) &&
+    return nrm__stream_is_here(stream) && !is_one_of_many(stream) &&
            (created->handle == NULL ||
             nrm__cuda_generation(created->device) == created->generation);
 }

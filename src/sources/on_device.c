@@ -12,6 +12,7 @@
 #include "base/given.h"
 #include "core/hooks.h"
 #include "core/nodes.h"
+#include "cuda/foreign.h"
 #include "nrm/options.h"
 
 #define DRIVER_ALIGNMENT ((size_t)256) /* of everything the driver allocates */
@@ -50,10 +51,23 @@ nrm__driver_source_create(const struct nrm__ops *ops, nrm_kind kind,
 
 /* ---- allocation ---- */
 
+/* The caller is going to use the memory there. */
+static nrm_status
+note_context(void)
+{
+    if (nrm__cuda_is_exiting()) {
+        return NRM_DEVICE_LOST;
+    }
+    NRM_TRY(nrm__cuda_init(NULL));
+    nrm__cuda_foreign_note_current();
+    return NRM_OK;
+}
+
 nrm_status
 nrm__driver_source_enter(nrm_resource *mr, struct nrm__cuda_scope *out)
 {
     int device = atomic_load_explicit(&mr->device, memory_order_relaxed);
+    NRM_TRY(note_context());
     NRM_TRY(nrm__cuda_enter(device, out));
     if (device != NRM_DEVICE_NONE ||
         atomic_compare_exchange_strong(&mr->device, &device, out->device) ||

@@ -5,6 +5,9 @@
 
 #include <pthread.h>
 
+#include "core/hooks.h"
+#include "nrm/sources.h"
+
 #define SHORT_NS UINT64_C(2000000000) /* far below the wait at the end of a pool */
 
 static nrm_CUcontext own;  /* the program's */
@@ -105,12 +108,11 @@ worker_of(const nrm_stream *stream)
     return stream != NULL ? handle_of(stream) : NRM_CU_STREAM_LEGACY;
 }
 
-/* A block of 7s, freed, that work on its stream is going to read. That waits for another
+/* Makes a block one of 7s, which work on the stream is going to read. That waits for another
    stream, which is held: any thread can let it go. */
-static void *
-free_in_use(nrm_stream *stream)
+static void
+use_behind_aside(void *ptr, nrm_stream *stream)
 {
-    void *ptr = take(BLOCK, stream);
     nrm_CUstream worker = worker_of(stream);
     write_on_handle(worker, ptr, 7);
     CHECK_EQ(cuda.cuMemsetD8(seen, 0, BLOCK), NRM_CUDA_SUCCESS);
@@ -120,6 +122,13 @@ free_in_use(nrm_stream *stream)
     CHECK_EQ(cuda.cuMemsetD8Async(seen + BLOCK, 0, 1, aside), NRM_CUDA_SUCCESS);
     let_wait_for(worker, aside);
     read_on_handle(worker, ptr, 0);
+}
+
+static void *
+free_in_use(nrm_stream *stream)
+{
+    void *ptr = take(BLOCK, stream);
+    use_behind_aside(ptr, stream);
     give(ptr, stream);
     return ptr;
 }
@@ -308,6 +317,100 @@ TEST_EACH(a_capture_in_their_context_is_left_alone, ways)
     nrm_stream_release(stream);
     nrm_stream_release(other);
     finish();
+    end_context();
+}
+
+/* ---- memory in the order of streams ---- */
+
+static nrm_resource *source; /* of a memory pool of the driver */
+
+/* Such a pool gives nothing while there is no primary context. */
+static void
+start_source(bool beside_primary)
+{
+    nrm_cuda_async_options options = NRM_OPTIONS(nrm_cuda_async_options);
+    start(0, 0);
+    nrm_resource_release(pool);
+    if (beside_primary) {
+        make_current(0);
+        CHECK_EQ(cuda.cuCtxSetCurrent(own), NRM_CUDA_SUCCESS);
+    }
+    CHECK_OK(nrm_cuda_async_create(&options, &source));
+}
+
+static void *
+take_of_source(nrm_stream *stream)
+{
+    void *ptr = NULL;
+    CHECK_OK(nrm_resource_allocate(source, BLOCK, 0, stream, &ptr));
+    return ptr;
+}
+
+static void
+finish_source(void)
+{
+    nrm_error lost;
+    uint64_t n_lost = 0;
+    CHECK_EQ(cuda.cuCtxSynchronize(), NRM_CUDA_SUCCESS);
+    make_current(0);
+    CHECK_EQ(cuda.cuCtxSynchronize(), NRM_CUDA_SUCCESS); /* frees on streams of ours */
+    CHECK_EQ(cuda.cuCtxSetCurrent(own), NRM_CUDA_SUCCESS);
+    uint64_t before = nrm__clock_ns();
+    nrm_resource_release(source);
+    CHECK_LE(nrm__clock_ns() - before, SHORT_NS);
+    nrm__lost_error_get(&lost, &n_lost);
+    CHECK_EQ(n_lost, 0u);
+    CHECK_EQ(simulator_count(NRM_CUDASIM_POOLS), 0u);
+    simulator_check_faults();
+}
+
+TEST_EACH(a_source_of_the_drivers_pool_comes_and_goes, ways)
+{
+    start_source(true);
+    nrm_stream *stream = stream_for(row->on);
+    for (int i = 0; i < 3; i++) {
+        CHECK_OK(nrm_resource_deallocate(source, take_of_source(stream), 0, stream));
+    }
+    CHECK_OK(nrm_resource_trim(source, 0, NULL));
+    nrm_stream_release(stream);
+    finish_source();
+    end_context();
+}
+
+TEST_EACH(what_goes_back_to_the_drivers_pool_is_done_with, ways)
+{
+    start_source(true);
+    nrm_stream *stream = stream_for(row->on), *other = bare_stream(new_handle());
+    void *ptr = take_of_source(stream);
+    use_behind_aside(ptr, stream);
+    CHECK_OK(nrm_resource_deallocate(source, ptr, 0, stream));
+    CHECK_OK(nrm_resource_trim(source, 0, NULL));
+    void *next = take_of_source(other);
+    write_on(other, next, 9);
+    let_run();
+    let_finish();
+    CHECK(has_seen(0, 7));
+    CHECK_OK(nrm_resource_deallocate(source, next, 0, other));
+    nrm_stream_release(other);
+    CHECK_OK(nrm_resource_trim(source, 0, NULL));
+    nrm_stream_release(stream);
+    finish_source();
+    end_context();
+}
+
+TEST(the_drivers_pool_outlives_the_context_that_it_was_found_in)
+{
+    void *ptr = NULL;
+    start_source(false);
+    nrm_status status = nrm_resource_allocate(source, BLOCK, 0, NULL, &ptr);
+    CHECK_EQ(status, NRM_OUT_OF_MEMORY);
+    end_context();
+    make_current(0);
+    ptr = take_of_source(NULL);
+    CHECK_OK(nrm_resource_deallocate(source, ptr, 0, NULL));
+    CHECK_OK(nrm_resource_trim(source, 0, NULL));
+    own = new_context();
+    finish_source();
     end_context();
 }
 
