@@ -363,6 +363,23 @@ failed(const struct nrm__cuda_foreign *foreign, nrm_CUresult code)
                                                               : NRM__RECORD_CAPTURE;
 }
 
+/* Nothing says that a context of this kind (there are others than those of cuCtxCreate) cannot
+   be recorded on as a whole but the driver's answer: then it is waited for. */
+static nrm_CUresult
+record_all(const struct nrm__cuda_foreign *foreign, nrm_CUevent *event)
+{
+    const struct nrm__driver *driver = foreign->driver;
+    nrm_CUresult code = driver->cuCtxRecordEvent(foreign->context, *event);
+    if (code != NRM_CUDA_ERROR_INVALID_HANDLE &&
+        code != NRM_CUDA_ERROR_INVALID_CONTEXT &&
+        code != NRM_CUDA_ERROR_NOT_SUPPORTED) {
+        return code;
+    }
+    (void)driver->cuEventDestroy(*event); /* the other's result is told */
+    *event = NULL;
+    return driver->cuCtxSynchronize();
+}
+
 /* In the context, which is current. */
 static nrm_CUresult
 record_event(const struct nrm__cuda_foreign *foreign, uintptr_t handle,
@@ -375,15 +392,14 @@ record_event(const struct nrm__cuda_foreign *foreign, uintptr_t handle,
         return driver->cuCtxSynchronize();
     }
     nrm_CUresult code = driver->cuEventCreate(&event, NRM_CU_EVENT_DISABLE_TIMING);
-    if (code != NRM_CUDA_SUCCESS) {
-        return code;
+    if (code == NRM_CUDA_SUCCESS) {
+        code = is_all ? record_all(foreign, &event)
+                      : driver->cuEventRecord(event, (nrm_CUstream)handle);
     }
-    code = is_all ? driver->cuCtxRecordEvent(foreign->context, event)
-                  : driver->cuEventRecord(event, (nrm_CUstream)handle);
     if (code == NRM_CUDA_SUCCESS) {
         *out = event;
     }
-    else {
+    else if (event != NULL) {
         (void)driver->cuEventDestroy(event); /* the record's error is told */
     }
     return code;

@@ -11,7 +11,8 @@
  * is left, and nothing comes in its place before the program needs more than that. It also
  * ends the growth that is wanted, or in progress: what that has taken does not enter the pool.
  *
- * The thread makes no record and no context, since an allocation has just used one; calls
+ * The thread makes no record and no context: it works in a primary one, which an allocation
+ * has just used, and where the program has only its own it does nothing; calls
  * that a stream capture does not allow are made relaxed, as everywhere (cuda/context.h), and
  * after a capture was seen it waits. A failure is counted, and the next try waits twice as
  * long as the one before: the program learns of it when it asks for that memory itself.
@@ -96,13 +97,26 @@ nrm__pool_ahead_forget_locked(struct nrm__pool *pool)
 
 /* ---- in the background thread ---- */
 
+/* Whether the memory can be had without a context that somebody would have to make: one that
+   the program made for itself is current in its own threads. */
+static bool
+has_context(nrm_resource *mr)
+{
+    int device = nrm_resource_device(mr), n_devices = nrm__cuda_n_devices();
+    bool has = mr->kind == NRM_KIND_HOST || nrm__cuda_may_be_active(device);
+    for (int i = 0; i < n_devices && !has && device == NRM_DEVICE_NONE; i++) {
+        has = nrm__cuda_may_be_active(i);
+    }
+    return has;
+}
+
 /* The last user has gone, or CUDA cannot be used here and now. */
 static bool
 may_grow(nrm_resource *mr)
 {
     bool has_user = (uint32_t)atomic_load(&mr->refcount) > 1; /* besides this thread */
-    return has_user && !nrm__is_exiting() && !nrm__cuda_has_seen_capture() &&
-           nrm__pool_check_usable(mr) == NRM_OK;
+    return has_user && has_context(mr) && !nrm__is_exiting() &&
+           !nrm__cuda_has_seen_capture() && nrm__pool_check_usable(mr) == NRM_OK;
 }
 
 static size_t

@@ -32,10 +32,10 @@ has_primary(void)
 
 /* A pool in the only context, of so many blocks; 0: it begins with none, or ends nowhere. */
 static void
-start(size_t n_first, size_t n_last)
+start_on(const struct nrm_cudasim_config *config, size_t n_first, size_t n_last)
 {
     nrm_pool_options options = NRM_OPTIONS(nrm_pool_options);
-    simulator_start(NULL);
+    simulator_start(config);
     CHECK_OK(nrm__cuda_init(NULL));
     own = new_context();
     CHECK_EQ(cuda.cuMemAlloc(&seen, 2 * BLOCK), NRM_CUDA_SUCCESS);
@@ -45,6 +45,12 @@ start(size_t n_first, size_t n_last)
     nrm_resource *upstream = device_source();
     CHECK_OK(nrm_pool_create(upstream, &options, &pool));
     nrm_resource_release(upstream);
+}
+
+static void
+start(size_t n_first, size_t n_last)
+{
+    start_on(NULL, n_first, n_last);
 }
 
 /* The pool ends, and nobody waits longer than the work there is. */
@@ -302,6 +308,31 @@ TEST_EACH(a_thread_without_a_context_ends_the_pool, ways)
     end_context();
 }
 
+/* The background thread has no context, and makes none. */
+TEST(growth_ahead_of_demand_makes_no_primary_context)
+{
+    enum { MANY = 40 };
+    nrm_pool_options options = NRM_OPTIONS(nrm_pool_options);
+    void *ptrs[MANY];
+    start(0, 0);
+    nrm_resource_release(pool);
+    nrm_resource *upstream = device_source();
+    options.grow_ahead = true;
+    CHECK_OK(nrm_pool_create(upstream, &options, &pool));
+    nrm_resource_release(upstream);
+    for (int i = 0; i < MANY; i++) {
+        ptrs[i] = take((size_t)1 << 20, NULL);
+    }
+    nrm__sleep_ns(150000000);
+    CHECK(!has_primary());
+    for (int i = 0; i < MANY; i++) {
+        give(ptrs[i], NULL);
+    }
+    finish();
+    CHECK(!has_primary());
+    end_context();
+}
+
 /* ---- captures ---- */
 
 TEST_EACH(a_capture_in_their_context_is_left_alone, ways)
@@ -412,6 +443,72 @@ TEST(the_drivers_pool_outlives_the_context_that_it_was_found_in)
     own = new_context();
     finish_source();
     end_context();
+}
+
+/* ---- when it cannot be recorded ---- */
+
+static const struct {
+    const char *name;
+    const char *call;
+    int error;
+    int driver;
+} failures[] = {
+    {"no_event", "cuEventCreate", NRM_CUDA_ERROR_OUT_OF_MEMORY, 13000},
+    {"no_record_on_a_stream", "cuEventRecord", NRM_CUDA_ERROR_NOT_PERMITTED, 13000},
+    {"no_record_on_a_context", "cuCtxRecordEvent", NRM_CUDA_ERROR_NOT_PERMITTED, 13000},
+    {"contexts_that_are_not_recorded_on", "cuCtxRecordEvent",
+     NRM_CUDA_ERROR_INVALID_HANDLE, 13000},
+    {"a_driver_that_records_on_none", NULL, 0, 12000},
+};
+
+TEST_EACH(what_is_not_known_to_be_done_stays, failures)
+{
+    struct nrm_cudasim_config config = simulator_config();
+    config.driver = row->driver;
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        start_on(&config, 1, 1);
+        nrm_stream *stream = stream_for(ways[i].on);
+        void *ptr = take(BLOCK, stream);
+        give(ptr, stream);
+        if (row->call != NULL) {
+            sim.fail(row->call, 1, row->error, 0);
+        }
+        CHECK_OK(nrm_resource_trim(pool, 0, NULL)); /* whether it is done or not */
+        if (row->call != NULL) {
+            sim.fail(row->call, 1, 0, 0);
+        }
+        CHECK_OK(nrm_resource_trim(pool, 0, NULL));
+        CHECK_EQ(reserved_nbytes(pool), 0);
+        nrm_stream_release(stream);
+        finish();
+        CHECK(!has_primary());
+        end_context();
+    }
+}
+
+/* Without a wait of a thread: what is not recorded is not done. */
+TEST(work_that_cannot_be_recorded_keeps_its_memory)
+{
+    static const enum freed_on on[] = {ON_DEFAULT, ON_THEIRS, ON_OURS, BY_HOST};
+    for (size_t i = 0; i < sizeof on / sizeof *on; i++) {
+        start(1, 2);
+        nrm_stream *stream = stream_for(on[i]), *other = bare_stream(new_handle());
+        void *ptr = take(BLOCK, stream);
+        use_behind_aside(ptr, stream);
+        sim.fail("cuEventCreate", 1, NRM_CUDA_ERROR_OUT_OF_MEMORY, 0);
+        give(ptr, stream);
+        void *meanwhile = take(BLOCK, other);
+        CHECK(meanwhile != ptr);
+        CHECK_EQ(try_take(BLOCK, other), NRM_OUT_OF_MEMORY);
+        sim.fail("cuEventCreate", 1, 0, 0);
+        let_finish();
+        CHECK_OK(try_take(BLOCK, other));
+        give(meanwhile, other);
+        nrm_stream_release(stream);
+        nrm_stream_release(other);
+        finish();
+        end_context();
+    }
 }
 
 /* ---- the end of a driver ---- */
