@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -321,6 +322,63 @@ def test_arrays_and_copies_in_the_only_context(
         copyto(target.ptr, array, stream=stream)
         copyto(back, target.ptr, stream=stream)
         assert (back == value).all()
+
+
+@pytest.mark.parametrize("on", ["default", "theirs", "ours"])
+@pytest.mark.parametrize("new", [mr.PoolMemoryResource, mr.ArenaMemoryResource])
+def test_device_memory_goes_back_behind_the_work_in_the_only_context(
+    simulator: SimulatedCuda,
+    only: Foreign,
+    on: str,
+    new: Callable[..., mr.MemoryResource],
+) -> None:
+    driver, seen = simulator.driver, simulator.driver.allocate(NBYTES)
+    upstream = mr.CudaMemoryResource()
+    pool = (
+        new(upstream, arena_size=64 << 20)
+        if new is mr.ArenaMemoryResource
+        else new(upstream)
+    )
+    stream = {
+        "default": DEFAULT_STREAM,
+        "theirs": Stream(only.stream),
+        "ours": Stream(flags=1),
+    }[on]
+    buffer = numpy_rmm.DeviceBuffer.to_device(b"\7" * NBYTES, stream, pool)
+    address = buffer.ptr
+    with driver.held(stream):
+        driver.check(driver.cuMemcpyAsync(seen, address, NBYTES, stream.handle))
+        del buffer
+        other = Stream(driver.create_stream())
+        others = [
+            numpy_rmm.DeviceBuffer(size=NBYTES, stream=other, mr=pool) for _ in range(3)
+        ]
+        assert address not in [each.ptr for each in others]
+    driver.check(driver.cuCtxSynchronize())
+    assert set(driver.read(seen, NBYTES)) == {7}
+    pool.trim()
+    assert address in [
+        numpy_rmm.DeviceBuffer(size=NBYTES, stream=other, mr=pool).ptr for _ in range(2)
+    ]
+    driver.check(driver.cuMemFree(seen))
+
+
+@pytest.mark.parametrize("ends", ["after", "before"])
+def test_nobody_waits_for_device_memory_of_the_only_context(
+    simulator: SimulatedCuda, only: Foreign, ends: str
+) -> None:
+    """For work that was never there, at the end of a pool."""
+    pools = [mr.PoolMemoryResource(mr.CudaMemoryResource()) for _ in range(2)]
+    streams = [DEFAULT_STREAM, Stream(only.stream)]
+    for pool, stream in zip(pools, streams, strict=True):
+        numpy_rmm.DeviceBuffer(size=NBYTES, stream=stream, mr=pool)
+    if ends == "before":
+        only.destroy()
+    before = time.monotonic()
+    del pool, pools
+    gc.collect()
+    numpy_rmm.trim()
+    assert time.monotonic() - before < 5  # where it waits it is ten seconds for each
 
 
 # ---- captures ------------------------------------------------------------------------

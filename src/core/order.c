@@ -255,7 +255,8 @@ nrm__order_is_done(struct nrm__order_tag tag)
 bool
 nrm__order_slot_of(const nrm_stream *stream, int device, struct nrm__order_tag *out)
 {
-    if (stream == NULL || !nrm__stream_is_here(stream)) {
+    if (stream == NULL || !nrm__stream_is_here(stream) ||
+        (nrm__stream_is_special(stream) && !nrm__order_is_one(device))) {
         return false;
     }
     bool stays = nrm__stream_stays(stream);

@@ -18,7 +18,8 @@
  *
  * Work that no stream of ours stands for is ordered by the context epochs (core/uses.h):
  * frees by the host, on the per-thread stream of another thread, and wherever an event
- * cannot be had.
+ * cannot be had. Where the program has contexts of its own, which epochs do not see, a
+ * slot for everything takes their place (core/order_record.h).
  */
 #ifndef NRM_CORE_ORDER_H
 #define NRM_CORE_ORDER_H

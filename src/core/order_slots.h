@@ -85,9 +85,16 @@ nrm__order_is_current(const struct nrm__order *order)
            nrm__cuda_generations();
 }
 
+/* Whether a default stream means one stream alone: each context has its own. */
+static inline bool
+nrm__order_is_one(int device)
+{
+    return device != NRM_DEVICE_NONE && !nrm__cuda_has_foreign();
+}
+
 /* The key of a stream that this thread may use; 0: it has none (yet), the stream is
-   another thread's or of a context that is over, or the memory's device is not known. One
-   that does not stay (nrm__stream_stays) has none here, but see nrm__order_key_of_id. */
+   another thread's or of a context that is over, or one of many, or the memory's device is not
+   known. One that does not stay (nrm__stream_stays) has none here, but see nrm__order_key_of_id. */
 static inline uint64_t
 nrm__order_key_of(const nrm_stream *stream, int device, uint64_t thread)
 {
@@ -95,7 +102,7 @@ nrm__order_key_of(const nrm_stream *stream, int device, uint64_t thread)
     if (order == NULL || (stream->thread != 0 && stream->thread != thread)) {
         return 0;
     }
-    bool fits = nrm__stream_is_special(stream) ? device != NRM_DEVICE_NONE
+    bool fits = nrm__stream_is_special(stream) ? nrm__order_is_one(device)
                                                : nrm__order_is_current(order);
     return fits ? (uint64_t)order->index << 32 |
                       atomic_load_explicit(&order->generation, memory_order_relaxed)

@@ -283,6 +283,31 @@ TEST_EACH(a_primary_context_that_comes_later_says_nothing_about_it, ways)
     CHECK_EQ(cuda.cuDevicePrimaryCtxRelease(0), NRM_CUDA_SUCCESS);
 }
 
+/* Each has a default stream, and one handle for it. */
+TEST(a_default_stream_of_another_context_is_another_stream)
+{
+    for (size_t n_last = 1; n_last <= 2; n_last++) {
+        start(1, n_last);
+        void *ptr = free_in_use(nrm_stream_default()), *again = NULL;
+        nrm_CUcontext second = new_context();
+        nrm_status status =
+            nrm_resource_allocate(pool, BLOCK, 0, nrm_stream_default(), &again);
+        CHECK_EQ(status, NRM_OK);
+        CHECK((again == ptr) == (n_last == 1)); /* then it waits on the device */
+        write_on_handle(NULL, again, 9);
+        let_run();
+        CHECK_EQ(sim.release_stream(aside), 0);
+        CHECK_EQ(cuda.cuCtxSynchronize(), NRM_CUDA_SUCCESS);
+        CHECK_EQ(cuda.cuCtxSetCurrent(own), NRM_CUDA_SUCCESS);
+        CHECK_EQ(cuda.cuCtxSynchronize(), NRM_CUDA_SUCCESS);
+        CHECK(has_seen(0, 7));
+        give(again, nrm_stream_default());
+        finish();
+        end_context();
+        CHECK_EQ(cuda.cuCtxDestroy(second), NRM_CUDA_SUCCESS);
+    }
+}
+
 static void *
 end_pool(void *unused)
 {
