@@ -185,6 +185,59 @@ def test_a_program_with_no_primary_context(driver: Driver) -> None:
     )
 
 
+@pytest.mark.parametrize("ends", ["after", "before"])
+@pytest.mark.parametrize("on", ["default", "theirs", "ours"])
+@pytest.mark.parametrize("upstream", ["mapped", "allocated"])
+def test_device_memory_with_no_primary_context(
+    driver: Driver, upstream: str, on: str, ends: str
+) -> None:
+    """It comes back behind the work there, and nobody waits for work that is not."""
+    passes(
+        f"""
+        import time
+        upstream, on, ends = {upstream!r}, {on!r}, {ends!r}
+        """
+        """
+        nbytes = 1 << 20
+        context = create()
+        seen, theirs = driver.allocate(nbytes), Stream(driver.create_stream())
+        other = Stream(driver.create_stream())
+        source = numpy_rmm.mr.CudaMemoryResource()
+        if upstream == "allocated":
+            source = numpy_rmm.mr.StatisticsResourceAdaptor(source)
+        pool = numpy_rmm.mr.PoolMemoryResource(source)
+        stream = numpy_rmm.DEFAULT_STREAM if on == "default" else theirs
+        if on == "ours":
+            stream = Stream(flags=1)
+
+        def take(on):
+            return numpy_rmm.DeviceBuffer(size=nbytes, stream=on, mr=pool)
+
+        buffer = numpy_rmm.DeviceBuffer.to_device(bytes([7]) * nbytes, stream, pool)
+        address = buffer.ptr
+        with driver.held(stream):
+            driver.check(driver.cuMemcpyAsync(seen, address, nbytes, stream.handle))
+            del buffer
+            assert address not in [take(other).ptr for _ in range(3)]
+            others = [take(other) for _ in range(3)]
+            for each in others:
+                driver.check(driver.cuMemsetD8Async(each.ptr, 9, nbytes, other.handle))
+            driver.check(driver.cuStreamSynchronize(other.handle))
+        driver.check(driver.cuCtxSynchronize())
+        assert set(driver.read(seen, nbytes)) == {7}
+        del others, each
+        if ends == "before":
+            driver.check(driver.cuCtxDestroy(context))
+        before = time.monotonic()
+        assert pool.trim() != 0
+        del pool
+        gc.collect()
+        assert time.monotonic() - before < 5
+        assert not is_active()
+        """
+    )
+
+
 def test_a_context_that_another_thread_destroyed(driver: Driver) -> None:
     passes(
         """

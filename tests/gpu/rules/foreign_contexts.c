@@ -85,6 +85,54 @@ what_a_record_covers(void)
     MUST(cu.cuMemFreeHost(word));
 }
 
+/* And what stream order has to: an event of all of it, and of its legacy stream, says when its
+   work is done, and streams of the primary context can wait for that. */
+static void
+what_its_own_events_cover(void)
+{
+    nrm_CUevent of_all, of_legacy;
+    nrm_CUstream of_primary;
+    void *word;
+    nrm_CUdeviceptr word_on_device, target;
+    MUST(cu.cuMemHostAlloc(&word, 4096, 3));
+    memset(word, 0, 4096);
+    MUST(cu.cuMemHostGetDevicePointer(&word_on_device, word, 0));
+    MUST(cu.cuMemAlloc(&target, MIB));
+    MUST(cu.cuEventCreate(&of_all, NRM_CU_EVENT_DISABLE_TIMING));
+    MUST(cu.cuEventCreate(&of_legacy, NRM_CU_EVENT_DISABLE_TIMING));
+    MUST(cu.cuStreamWaitValue32(stream, word_on_device, 1, 0));
+    MUST(cu.cuMemsetD8Async(target, 1, MIB, stream));
+    MUST(cu.cuStreamWaitValue32(NRM_CU_STREAM_LEGACY, word_on_device, 1, 0));
+    MUST(cu.cuMemsetD8Async(target, 2, MIB, NRM_CU_STREAM_LEGACY));
+    expect("an event for all of it", cu.cuCtxRecordEvent(other, of_all),
+           NRM_CUDA_SUCCESS);
+    expect("an event on its legacy stream",
+           cu.cuEventRecord(of_legacy, NRM_CU_STREAM_LEGACY), NRM_CUDA_SUCCESS);
+    usleep(20000);
+    expect("the event for all of it meanwhile", cu.cuEventQuery(of_all),
+           NRM_CUDA_ERROR_NOT_READY);
+    expect("the event on its legacy stream meanwhile", cu.cuEventQuery(of_legacy),
+           NRM_CUDA_ERROR_NOT_READY);
+    MUST(cu.cuCtxPushCurrent(context));
+    MUST(cu.cuStreamCreate(&of_primary, NRM_CU_STREAM_NON_BLOCKING));
+    expect("a stream of the primary context waits for it",
+           cu.cuStreamWaitEvent(of_primary, of_all, 0), NRM_CUDA_SUCCESS);
+    expect("that stream meanwhile", cu.cuStreamQuery(of_primary),
+           NRM_CUDA_ERROR_NOT_READY);
+    *(volatile unsigned *)word = 1;
+    expect("that stream afterwards", cu.cuStreamSynchronize(of_primary),
+           NRM_CUDA_SUCCESS);
+    MUST(cu.cuStreamDestroy(of_primary));
+    MUST(cu.cuCtxPopCurrent(&(nrm_CUcontext){NULL}));
+    expect("the event for all of it afterwards", cu.cuEventQuery(of_all),
+           NRM_CUDA_SUCCESS);
+    MUST(cu.cuCtxSynchronize());
+    MUST(cu.cuEventDestroy(of_all));
+    MUST(cu.cuEventDestroy(of_legacy));
+    MUST(cu.cuMemFree(target));
+    MUST(cu.cuMemFreeHost(word));
+}
+
 static nrm_CUresult
 destroy(void *arg)
 {
@@ -138,6 +186,7 @@ main(int argc, char **argv)
     MUST(cu.cuMemHostAlloc((void **)&page_locked, MIB, 1));
     while_it_lives();
     what_a_record_covers();
+    what_its_own_events_cover();
     when_it_is_destroyed();
     when_another_thread_destroys_it();
     MUST(cu.cuMemFreeHost(page_locked));
