@@ -41,7 +41,7 @@ static bool
 speaks_for_itself(const nrm_stream *stream)
 {
     if (!nrm__stream_is_special(stream)) {
-        return nrm__stream_is_here(stream) && stream->home.context == NULL;
+        return nrm__stream_is_here(stream) && stream->home == NULL;
     }
     nrm__cuda_foreign_note_current();
     return nrm__stream_is_here(stream) && !nrm__cuda_has_foreign();

@@ -203,8 +203,8 @@ record_parts(const struct nrm__order *order, const nrm_stream *stream,
     if (stream == NULL) {
         return record_context(order->device, event);
     }
-    if (stream->home.context != NULL) {
-        return record_foreign(&stream->home, stream->handle, parts);
+    if (stream->home != NULL) {
+        return record_foreign(stream->home, stream->handle, parts);
     }
     return nrm__stream_is_special(stream)
                ? record_special(order->device, stream, event, parts)

@@ -63,6 +63,23 @@ unmake(nrm_stream *stream)
     }
 }
 
+/* Of a stream that was just made, which goes again if that cannot be noted. */
+static nrm_status
+find_home(nrm_stream *stream)
+{
+    struct nrm__cuda_foreign home;
+    if (!nrm__cuda_foreign_find((uintptr_t)stream->created.handle, &home)) {
+        return NRM_OK;
+    }
+    stream->home = nrm__node_allocate(sizeof home);
+    if (stream->home == NULL) {
+        nrm__cuda_foreign_destroy_stream(&home, stream->created.handle);
+        return nrm__error(NRM_OUT_OF_MEMORY, "no memory for a stream");
+    }
+    *stream->home = home;
+    return NRM_OK;
+}
+
 nrm_status
 nrm_stream_create(int device, unsigned int flags, nrm_stream **out)
 {
@@ -79,7 +96,7 @@ nrm_stream_create(int device, unsigned int flags, nrm_stream **out)
     void *token = nrm__detach();
     nrm_status status = nrm__cuda_stream_create(device, flags, &stream->created);
     if (status == NRM_OK) {
-        (void)nrm__cuda_foreign_find((uintptr_t)stream->created.handle, &stream->home);
+        status = find_home(stream);
     }
     nrm__attach(token);
     if (status != NRM_OK) {
@@ -179,16 +196,18 @@ nrm_stream_retain(nrm_stream *stream)
 static void
 destroy(const nrm_stream *stream)
 {
-    if (stream->created.handle != NULL && !nrm__is_exiting()) {
-        void *token = nrm__detach();
-        if (stream->home.context != NULL) {
-            nrm__cuda_foreign_destroy_stream(&stream->home, stream->created.handle);
-        }
-        else {
-            nrm__cuda_stream_destroy(&stream->created);
-        }
-        nrm__attach(token);
+    if (stream->created.handle == NULL || nrm__is_exiting()) {
+        return;
     }
+    void *token = nrm__detach();
+    if (stream->home != NULL) {
+        nrm__cuda_foreign_destroy_stream(stream->home, stream->created.handle);
+        nrm__node_deallocate(stream->home, sizeof *stream->home);
+    }
+    else {
+        nrm__cuda_stream_destroy(&stream->created);
+    }
+    nrm__attach(token);
 }
 
 /* Whether the caller's reference is the last one, which is gone then. One that nothing was

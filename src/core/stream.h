@@ -16,7 +16,7 @@ struct nrm_stream {
     uintptr_t handle;
     uint64_t thread;                 /* of a per-thread default stream; 0: any */
     struct nrm__cuda_stream created; /* by us; handle NULL: by others */
-    struct nrm__cuda_foreign home;   /* of it, where that is no primary context */
+    struct nrm__cuda_foreign *home;  /* owned; of it, if that is no primary context */
     void *keepalive;                 /* owned */
     void (*drop)(void *keepalive);
     _Atomic(struct nrm__order *) orders; /* one a device; see core/order.c */
