@@ -78,6 +78,7 @@ get_order(nrm_stream *stream, int device)
     if (order == NULL) {
         order = nrm__order_take(stream, device, nrm__stream_origin(stream));
         if (order != NULL) {
+            atomic_store(&order->of_all, stream->home != NULL); /* where it is stale */
             order->next = atomic_load(&stream->orders);
             while (!atomic_compare_exchange_weak(&stream->orders, &order->next, order))
                 ;
@@ -492,10 +493,21 @@ nrm__order_is_captured(uint32_t stream)
 
 /* ---- the end of a stream ---- */
 
+/* Whether its work may be in contexts of the program's own, which epochs do not cover. */
+static bool
+is_in_any_context(const nrm_stream *stream)
+{
+    return nrm__cuda_has_foreign() &&
+           (nrm__stream_is_special(stream) || stream->home != NULL);
+}
+
+/* Who finds no stream in the slot any more finds what covers it. */
 static void
 retire(struct nrm__order *order, const nrm_stream *stream)
 {
     struct nrm__order_event *event = NULL;
+    bool of_all = is_in_any_context(stream);
+    atomic_store(&order->of_all, of_all);
     nrm__order_forget_stream(order);
     if (NRM_PLANTED(DESTROYED_STREAM)) {
         nrm__order_raise(&order->done, atomic_fetch_add(&order->count, 1));
@@ -504,9 +516,9 @@ retire(struct nrm__order *order, const nrm_stream *stream)
              nrm__order_record(order, stream, &event) != NRM_OK) {
         /* What bears the present count is not done when the one before is. */
         atomic_fetch_add(&order->count, 1);
-        bool of_all = nrm__cuda_has_foreign();
-        atomic_store(&order->of_all, of_all);
-        atomic_store(&order->epoch, of_all ? 0 : nrm__epoch_stamp());
+        if (!of_all) {
+            atomic_store(&order->epoch, nrm__epoch_stamp());
+        }
     }
     nrm__order_event_release(event);
     nrm__order_end(order);

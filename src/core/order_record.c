@@ -197,11 +197,9 @@ static nrm_status
 record_parts(const struct nrm__order *order, const nrm_stream *stream,
              struct nrm__cuda_event *event, struct nrm__order_part **parts)
 {
-    if (atomic_load(&order->of_all)) {
-        return record_all(parts);
-    }
     if (stream == NULL) {
-        return record_context(order->device, event);
+        return atomic_load(&order->of_all) ? record_all(parts)
+                                           : record_context(order->device, event);
     }
     if (stream->home != NULL) {
         return record_foreign(stream->home, stream->handle, parts);

@@ -26,7 +26,7 @@ struct nrm__order_event {
 };
 
 /* Records what was submitted to the stream, or for a per-thread stream of another thread,
-   and for NULL, to its context, or to all that there are (order->of_all): on success
+   and for NULL, to its context, for NULL also to all that there are (order->of_all): on success
    everything that was stamped before comes before *out, retained, or is done (NULL). The
    caller holds the stream, or was given a handle for this call, holds the slot in its life
    or owns none of it (of_all), and is detached. NRM_NOT_FOUND: a capture, or something else,

@@ -49,6 +49,36 @@ TEST_EACH(a_context_with_the_same_handle_is_another_one, ways)
     end_context();
 }
 
+/* That ends streams of ours, as far as is known without asking. */
+TEST_EACH(the_reset_of_another_device_says_nothing_about_it, ways)
+{
+    struct nrm_cudasim_config config = simulator_config();
+    config.devices = 2;
+    start_on(&config, 1, 2);
+    nrm_stream *stream = stream_for(row->on), *other = bare_stream(new_handle());
+    void *ptr = free_in_use(stream);
+    make_current(1);
+    nrm_stream *elsewhere = new_stream(); /* so that the reset is noticed */
+    CHECK_EQ(cuda.cuDevicePrimaryCtxReset(1), NRM_CUDA_SUCCESS);
+    nrm__cuda_check_generations();
+    CHECK_EQ(cuda.cuCtxSetCurrent(own), NRM_CUDA_SUCCESS);
+    void *meanwhile = take(BLOCK, other);
+    CHECK(meanwhile != ptr);
+    write_on(other, meanwhile, 9);
+    CHECK_EQ(cuda.cuStreamSynchronize(handle_of(other)), NRM_CUDA_SUCCESS);
+    let_finish();
+    CHECK(has_seen(0, 7));
+    void *later = take(BLOCK, other);
+    CHECK(later == ptr);
+    give(later, other);
+    give(meanwhile, other);
+    nrm_stream_release(stream);
+    nrm_stream_release(other);
+    nrm_stream_release(elsewhere);
+    finish();
+    end_context();
+}
+
 /* ---- the end of a stream ---- */
 
 static void *
