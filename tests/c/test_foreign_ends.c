@@ -79,6 +79,44 @@ TEST_EACH(the_reset_of_another_device_says_nothing_about_it, ways)
     end_context();
 }
 
+/* Each with contexts of its own, one after the other, which it ends with work pending. */
+static void *
+come_and_go(void *unused)
+{
+    static const enum freed_on on[] = {ON_DEFAULT, ON_PER_THREAD, ON_THEIRS, BY_HOST};
+    for (int i = 0; i < 24; i++) {
+        nrm_CUcontext context = new_context();
+        nrm_stream *stream = stream_for(on[i % 4]);
+        for (int k = 0; k < 4; k++) {
+            void *ptr = NULL;
+            CHECK_OK(nrm_resource_allocate(pool, BLOCK, 0, stream, &ptr));
+            write_on_handle(worker_of(stream), ptr, 1);
+            CHECK_OK(nrm_resource_deallocate(pool, ptr, 0, stream));
+        }
+        CHECK_EQ(cuda.cuCtxDestroy(context), NRM_CUDA_SUCCESS);
+        nrm_stream_release(stream);
+    }
+    return unused;
+}
+
+TEST(contexts_that_come_and_go_in_threads)
+{
+    enum { N_THREADS = 3 };
+    pthread_t threads[N_THREADS];
+    start(1, 0);
+    for (int i = 0; i < N_THREADS; i++) {
+        CHECK_EQ(pthread_create(&threads[i], NULL, come_and_go, NULL), 0);
+    }
+    for (int i = 0; i < N_THREADS; i++) {
+        pthread_join(threads[i], NULL);
+    }
+    nrm__pool_check(pool);
+    CHECK_OK(nrm_resource_trim(pool, 0, NULL));
+    CHECK_EQ(reserved_nbytes(pool), 0);
+    finish();
+    end_context();
+}
+
 /* ---- the end of a stream ---- */
 
 static void *
