@@ -52,6 +52,8 @@
 #include <valgrind/valgrind.h>
 #endif
 
+/* Not inlined, as the compiler would at each of thousands of checks. */
+#define CHECK__CALLED __attribute__((noinline, unused))
 #define CHECK__PRINTF(text, first) __attribute__((format(printf, text, first)))
 
 /* ---- what a program looks like ------------------------------------------------------- */
@@ -208,7 +210,7 @@ check__add(struct check__test *test)
 }
 
 CHECK__PRINTF(1, 2)
-static inline void
+CHECK__CALLED static void
 check__note(const char *format, ...)
 {
     va_list args;
@@ -222,7 +224,7 @@ check__note(const char *format, ...)
 }
 
 CHECK__PRINTF(3, 0)
-static inline void
+CHECK__CALLED static void
 check__failed_v(const char *file, int line, const char *format, va_list args)
 {
     unsigned n = atomic_fetch_add(&check__.n_failures, 1);
@@ -244,7 +246,7 @@ check__failed_v(const char *file, int line, const char *format, va_list args)
 
 /* Counts a failure and prints it; always false. */
 CHECK__PRINTF(3, 4)
-static inline bool
+CHECK__CALLED static bool
 check__failed(const char *file, int line, const char *format, ...)
 {
     va_list args;
@@ -255,7 +257,7 @@ check__failed(const char *file, int line, const char *format, ...)
 }
 
 CHECK__PRINTF(4, 5)
-static inline bool
+CHECK__CALLED static bool
 check__message(bool holds, const char *file, int line, const char *format, ...)
 {
     if (!holds) {
@@ -267,13 +269,13 @@ check__message(bool holds, const char *file, int line, const char *format, ...)
     return holds;
 }
 
-static inline bool
+CHECK__CALLED static bool
 check__true(bool holds, const char *text, const char *file, int line)
 {
     return holds ? true : check__failed(file, line, "%s does not hold", text);
 }
 
-static inline bool
+CHECK__CALLED static bool
 check__compare(struct check__value a, struct check__value b, const char *a_text,
                const char *sign, const char *b_text, const char *file, int line)
 {
@@ -292,7 +294,7 @@ check__compare(struct check__value a, struct check__value b, const char *a_text,
     check__compare(CHECK__VALUE(a), CHECK__VALUE(b), a_text, sign, b_text, __FILE__,   \
                    __LINE__)
 
-static inline bool
+CHECK__CALLED static bool
 check__strings(const char *a, const char *b, const char *a_text, const char *b_text,
                bool whole, const char *file, int line)
 {
@@ -304,7 +306,7 @@ check__strings(const char *a, const char *b, const char *a_text, const char *b_t
                          a == NULL ? "(null)" : a, b == NULL ? "(null)" : b);
 }
 
-static inline bool
+CHECK__CALLED static bool
 check__bytes(const void *a, const void *b, size_t nbytes, const char *a_text,
              const char *b_text, const char *file, int line)
 {
@@ -323,7 +325,7 @@ check__bytes(const void *a, const void *b, size_t nbytes, const char *a_text,
 }
 
 CHECK__PRINTF(1, 2)
-static inline void
+CHECK__CALLED static void
 check__skip(const char *format, ...)
 {
     va_list args;
@@ -344,7 +346,7 @@ check__let_leaks_be(void)
 #endif
 }
 
-static inline int
+CHECK__CALLED static int
 check__fork_status(void (*function)(void), bool expect_death)
 {
     fflush(NULL);
@@ -369,7 +371,7 @@ check__fork_status(void (*function)(void), bool expect_death)
     return status;
 }
 
-static inline bool
+CHECK__CALLED static bool
 check__in_child(void (*function)(void), const char *text, const char *file, int line)
 {
     int status = check__fork_status(function, false);
@@ -384,7 +386,7 @@ check__in_child(void (*function)(void), const char *text, const char *file, int 
                          WEXITSTATUS(status));
 }
 
-static inline bool
+CHECK__CALLED static bool
 check__dies(void (*function)(void), const char *text, int number, const char *file,
             int line)
 {
