@@ -22,7 +22,8 @@ import numpy as np
 import pytest
 
 import numpy_rmm
-from benchmark_runs import BENCHMARKS, ROOT, command
+from benchmark_runs import BENCHMARKS, command
+from builds import release_build
 from numpy_rmm import Stream, mr
 from numpy_rmm.testing import Driver, SimulatedCuda, simulate_cuda
 
@@ -207,13 +208,12 @@ def pattern() -> Callable[..., np.ndarray]:
 
 @pytest.fixture(scope="session")
 def nrm_bench() -> Path:
-    """The C program, built as the suites build it, but quickly: no figure counts."""
-    build = ROOT / "build" / "benchmarks-test"
+    """The C program, built as the suites build it, in a build that is here anyway."""
     done = command(
         "-c",
         f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r}); import _compile; "
-        f"from pathlib import Path; print(_compile.program(Path({str(build)!r}), "
-        "'plain'))",
+        f"from pathlib import Path; "
+        f"print(_compile.program(Path({str(release_build())!r})))",
     )
     assert done.returncode == 0, done.stderr
     return Path(done.stdout.strip())

@@ -3,7 +3,8 @@
 NUMPY_RMM_TEST_SANITIZE=address,undefined (or thread) builds them with that sanitizer,
 "valgrind" runs them under Valgrind's memcheck, CC chooses the compiler. The build is
 kept in build/ and updated, so a second run is quick. Asserts that walk whole pools are
-left out under Valgrind, where they would take very long.
+left out under Valgrind, where they would take very long. NUMPY_RMM_TEST_STRICT=1 takes
+the build of ``spin lint``, in which a warning is an error: .ci/run needs both.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from builds import MESON, ROOT, locked_build, run
+from builds import MESON, ROOT, locked_build, run, strict_build
 
 CHECKER = os.environ.get("NUMPY_RMM_TEST_SANITIZE", "")
 SANITIZE = "" if CHECKER == "valgrind" else CHECKER
@@ -36,13 +37,19 @@ TOPICS = sorted(path.stem for path in (ROOT / "tests" / "c").glob("test_*.c"))
 def programs() -> Path:
     """The directory of the built test programs."""
     flags = [os.environ.get(name) for name in ("CC", "CFLAGS", "LDFLAGS")]
+    is_strict = os.environ.get("NUMPY_RMM_TEST_STRICT") == "1"
+    if is_strict and not CHECKER and not any(flags):
+        return strict_build("c-tests") / "tests" / "c"
     setup: list[str | Path] = [*MESON, "setup", "-Dextension=false", "-Dtests=true"]
     setup += ["-Dvalgrind=true" if CHECKER == "valgrind" else "-Dslow_asserts=true"]
+    environ = {}
     if SANITIZE:
         setup += [f"-Db_sanitize={SANITIZE}", "-Db_lundef=false", "-Doptimization=1"]
+        setup += ["-Ddebug=false"]  # lines are enough for a stack
+        environ = {"CFLAGS": f"{os.environ.get('CFLAGS', '')} -g1"}
     with locked_build("c-tests", sys.executable, flags, CHECKER) as build:
         if not (build / "build.ninja").exists():
-            run(*setup, build)
+            run(*setup, build, **environ)
         run(*MESON, "compile", "-C", build, "c-tests")
     return build / "tests" / "c"
 

@@ -14,12 +14,11 @@ import os
 import platform
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 
-from builds import MESON, locked_build, run
+from builds import MESON, release_build, run
 
 # The rows of so many have room in a log, until another thread writes them.
 N_PAIRS = 1500
@@ -78,15 +77,11 @@ def require_what_the_ceilings_are_for() -> None:
 
 def build_release() -> Path:
     """The directory of a release build with the program in it, kept and updated."""
-    with locked_build("c-release", sys.executable, os.environ.get("CC")) as build:
-        if not (build / "build.ninja").exists():
-            options = ["-Dtests=true", "-Dextension=false"]
-            run(*MESON, "setup", "-Dbuildtype=release", *options, build)
-        compilers = json.loads(run(*MESON, "introspect", "--compilers", build))
-        if compilers["host"]["c"]["id"] != "gcc":
-            pytest.skip(f"the ceilings are for gcc, this is {compilers['host']['c']}")
-        run(*MESON, "compile", "-C", build, "pairs")
-    return build
+    build = release_build()
+    compilers = json.loads(run(*MESON, "introspect", "--compilers", build))
+    if compilers["host"]["c"]["id"] != "gcc":
+        pytest.skip(f"the ceilings are for gcc, this is {compilers['host']['c']}")
+    return release_build("pairs")
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,13 @@
 
 #define N_WARM 100
 
+/* A function of its own, called as it stands. */
+#ifdef __clang__
+#define CALLED __attribute__((noinline))
+#else
+#define CALLED __attribute__((noinline, noclone))
+#endif
+
 static void
 require(nrm_status status)
 {
@@ -39,21 +46,19 @@ do_pairs(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *stream, 
 
 /* Its pairs, and those before: the first ones find nothing kept yet. */
 #define CASE(name, nbytes, alignment)                                                  \
-    __attribute__((noinline, noclone)) static void name(nrm_resource *mr,              \
-                                                        nrm_stream *stream, long n)    \
+    CALLED static void name(nrm_resource *mr, nrm_stream *stream, long n)              \
     {                                                                                  \
         __asm__ volatile("/* " #name " */"); /* or equal functions become one */       \
         do_pairs(mr, nbytes, alignment, stream, n);                                    \
     }                                                                                  \
-    __attribute__((noinline, noclone)) static void warm_##name(nrm_resource *mr,       \
-                                                               nrm_stream *stream)     \
+    CALLED static void warm_##name(nrm_resource *mr, nrm_stream *stream)               \
     {                                                                                  \
         __asm__ volatile("/* warm " #name " */");                                      \
         do_pairs(mr, nbytes, alignment, stream, N_WARM);                               \
     }
 
 /* The same of zeroed ones. */
-__attribute__((noinline, noclone)) static void
+CALLED static void
 zeroed_64_B(nrm_resource *mr, long n)
 {
     for (long i = 0; i < n; i++) {
@@ -194,7 +199,7 @@ count_device_logged(nrm_resource *pool, long n)
 }
 
 /* A scope that begins, and ends. */
-__attribute__((noinline, noclone)) static void
+CALLED static void
 scope(long n)
 {
     for (long i = 0; i < n; i++) {
@@ -260,7 +265,7 @@ wrap_handle(void)
 }
 
 /* Looked up, and let go. */
-__attribute__((noinline, noclone)) static void
+CALLED static void
 current_of_device(long n)
 {
     for (long i = 0; i < n; i++) {
@@ -270,7 +275,7 @@ current_of_device(long n)
     }
 }
 
-__attribute__((noinline, noclone)) static void
+CALLED static void
 current(long n)
 {
     for (long i = 0; i < n; i++) {
@@ -281,7 +286,7 @@ current(long n)
 }
 
 /* An object for somebody else's stream, made and let go. */
-__attribute__((noinline, noclone)) static void
+CALLED static void
 wrap(long n)
 {
     for (long i = 0; i < n; i++) {
@@ -291,7 +296,7 @@ wrap(long n)
     }
 }
 
-__attribute__((noinline, noclone)) static void
+CALLED static void
 use(void *ptr, nrm_stream *stream, long n)
 {
     for (long i = 0; i < n; i++) {
@@ -299,7 +304,7 @@ use(void *ptr, nrm_stream *stream, long n)
     }
 }
 
-__attribute__((noinline, noclone)) static void
+CALLED static void
 use_handle(void *ptr, uintptr_t handle, long n)
 {
     for (long i = 0; i < n; i++) {
