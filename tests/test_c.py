@@ -42,7 +42,7 @@ def programs() -> Path:
         return strict_build("c-tests") / "tests" / "c"
     setup: list[str | Path] = [*MESON, "setup", "-Dextension=false", "-Dtests=true"]
     setup += ["-Dvalgrind=true" if CHECKER == "valgrind" else "-Dslow_asserts=true"]
-    environ = {}
+    environ: dict[str, str] = {}
     if SANITIZE:
         setup += [f"-Db_sanitize={SANITIZE}", "-Db_lundef=false", "-Doptimization=1"]
         setup += ["-Ddebug=false"]  # lines are enough for a stack
