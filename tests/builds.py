@@ -53,7 +53,7 @@ def locked_build(name: str, *key: object) -> Iterator[Path]:
 
 def release_build(*targets: str) -> Path:
     """A release build of the core with the programs TARGETS."""
-    with locked_build("c-release", sys.executable, os.environ.get("CC")) as build:
+    with locked_build("release", sys.executable, os.environ.get("CC")) as build:
         if not (build / "build.ninja").exists():
             options = ["-Dtests=true", "-Dbenchmarks=true", "-Dextension=false"]
             run(*MESON, "setup", "-Dbuildtype=release", *options, build)
