@@ -2,6 +2,7 @@
 #include "simulator.h"
 
 #include <sched.h>
+#include <time.h>
 
 #include "base/bits.h"
 #include "core/ops.h"
@@ -520,7 +521,8 @@ TEST(a_peak_is_not_lost_where_a_scope_begins)
     int n_lost = 0, n_seen = 0;
     atomic_store(&done, false);
     REQUIRE_EQ(pthread_create(&thread, NULL, holds_one_over_a_push, mr), 0);
-    for (int i = 0; i < 10000; i++) {
+    time_t end = time(NULL) + 60; /* a second, but where each yield is to others */
+    for (int i = 0; i < 10000 && time(NULL) < end; i++) {
         bool began_empty = push(mr).current_count == 0;
         atomic_fetch_add(&n_pushes, 1);
         for (int spin = 0; spin < 20; spin++) {
