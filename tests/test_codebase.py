@@ -74,6 +74,18 @@ def test_a_file_includes_only_what_its_layer_may(path: Path) -> None:
     assert wrong == []
 
 
+def test_a_line_of_c_has_88_columns_at_most() -> None:
+    """clang-format sees to the code, but not to comments; text may stand as it is."""
+    long = {
+        f"{path.relative_to(ROOT)}:{number}": line
+        for folder in ("src", "tests", "benchmarks")
+        for path in (ROOT / folder).rglob("*.[ch]")
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if len(line) > 88 and '"' not in line and not line.endswith("\\")
+    }
+    assert long == {}
+
+
 def test_a_c_test_has_600_lines_at_most() -> None:
     files = (ROOT / "tests" / "c").glob("*.[ch]")
     lengths = {path.name: path.read_text().count("\n") for path in files}

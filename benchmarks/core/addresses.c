@@ -1,7 +1,8 @@
 /*
- * An upstream that hands out addresses of a reserved range and never any memory, so that
- * workloads of many gigabytes run anywhere and time nothing but the allocator above it.
- * First fit over a sorted list of free ranges: a pool asks for few and large segments.
+ * An upstream that hands out addresses of a reserved range and never any memory, so
+ * that workloads of many gigabytes run anywhere and time nothing but the allocator
+ * above it. First fit over a sorted list of free ranges: a pool asks for few and large
+ * segments.
  */
 #include <pthread.h>
 #include <string.h>

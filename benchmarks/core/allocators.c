@@ -1,7 +1,8 @@
 /*
- * The allocators that are compared: ours by the name of a resource, the process's malloc
- * (whichever the loader put there: a peer is preloaded, in a process of its own), the
- * driver's own pool, and RMM's resources through a library that rmm_peer.cpp makes.
+ * The allocators that are compared: ours by the name of a resource, the process's
+ * malloc (whichever the loader put there: a peer is preloaded, in a process of its
+ * own), the driver's own pool, and RMM's resources through a library that rmm_peer.cpp
+ * makes.
  */
 #include <malloc.h>
 #include <stdio.h>

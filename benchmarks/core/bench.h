@@ -1,10 +1,10 @@
 /*
- * What the files of this program share: allocators behind function pointers, parameters,
- * samples, a clock.
+ * What the files of this program share: allocators behind function pointers,
+ * parameters, samples, a clock.
  *
- * Every allocator is called through the same two pointers, ours included, so that no one
- * is inlined. The program's own tables come from mmap: a malloc that is measured sees
- * only what it is asked for by the workload.
+ * Every allocator is called through the same two pointers, ours included, so that no
+ * one is inlined. The program's own tables come from mmap: a malloc that is measured
+ * sees only what it is asked for by the workload.
  */
 #ifndef BENCH_H
 #define BENCH_H

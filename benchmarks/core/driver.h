@@ -1,6 +1,6 @@
 /*
- * What the benchmarks ask of the CUDA driver themselves: streams, its own pool, a kernel.
- * The library is found at run time, at the place where the core looks.
+ * What the benchmarks ask of the CUDA driver themselves: streams, its own pool, a
+ * kernel. The library is found at run time, at the place where the core looks.
  */
 #ifndef BENCH_DRIVER_H
 #define BENCH_DRIVER_H
@@ -60,8 +60,8 @@ void driver_open_reuse(void);
 size_t driver_device_count(void);
 /* The context on another thread, where there is one. */
 void driver_enter(void);
-/* A kernel of one thread, and a launch of it: it runs for a million clocks, then writes to
-   `ptr`. On the simulated driver, which runs no kernels, a fill. */
+/* A kernel of one thread, and a launch of it: it runs for a million clocks, then writes
+   to `ptr`. On the simulated driver, which runs no kernels, a fill. */
 void driver_open_kernel(void);
 void driver_launch(void *ptr, void *stream);
 

@@ -197,8 +197,8 @@ prewarm(struct allocator *a)
     }
 }
 
-/* Microseconds of kernels that each have a block for as long as the launch takes, on the
-   streams in turn, and of the wait for all of them. */
+/* Microseconds of kernels that each have a block for as long as the launch takes, on
+   the streams in turn, and of the wait for all of them. */
 static double
 kernels_in_turn(struct allocator *a, size_t n_kernels, void *kept)
 {
@@ -215,8 +215,8 @@ kernels_in_turn(struct allocator *a, size_t n_kernels, void *kept)
     return (double)(now_ns() - start) / 1e3;
 }
 
-/* `cold`: the first time with a new resource; else every time with one, after a block on
-   every stream where `warm`. alone=1: the kernels, and one block for all of them. */
+/* `cold`: the first time with a new resource; else every time with one, after a block
+   on every stream where `warm`. alone=1: the kernels, and one block for all of them. */
 void
 run_multi_stream(struct allocator *a)
 {
@@ -247,8 +247,8 @@ run_multi_stream(struct allocator *a)
     }
 }
 
-/* Looks up the current resource of device 0, or with asked=1 that of the current device.
-   The references go when the clock stands. */
+/* Looks up the current resource of device 0, or with asked=1 that of the current
+   device. The references go when the clock stands. */
 void
 run_current(struct allocator *a)
 {
@@ -289,9 +289,9 @@ time_pairs(struct allocator *a, nrm_resource *mr, size_t nbytes, size_t n_pairs)
     return (double)(now_ns() - start) / (double)n_pairs;
 }
 
-/* What a log over statistics over a limit adds to a pair: both are measured by turns. The
-   rows of so few pairs have room where they are noted, and are written when the clock
-   stands. */
+/* What a log over statistics over a limit adds to a pair: both are measured by turns.
+   The rows of so few pairs have room where they are noted, and are written when the
+   clock stands. */
 void
 run_stack(struct allocator *a)
 {

@@ -3,8 +3,8 @@
  *
  * One workload on one allocator, in a process of its own: run.py starts them in turns.
  * The result is one line of JSON: how many samples there were, their median, 99th
- * percentile and maximum, and their quantiles in order (at most 500), from which several
- * processes' results are put together.
+ * percentile and maximum, and their quantiles in order (at most 500), from which
+ * several processes' results are put together.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -220,9 +220,9 @@ engine_next(struct standard_random *random)
     return random->state - 1u;
 }
 
-/* A number of 0 to `range`. Of a small range the engine's numbers are divided, and those
-   of the last, incomplete part drawn again; a larger one is put together from a number
-   for its high part and one for its low. */
+/* A number of 0 to `range`. Of a small range the engine's numbers are divided, and
+   those of the last, incomplete part drawn again; a larger one is put together from a
+   number for its high part and one for its low. */
 static uint64_t
 standard_below(struct standard_random *random, uint64_t range)
 {

@@ -1,9 +1,10 @@
 /*
- * A NumPy handler that notes what arrays ask for and hands it on to NumPy's default one.
+ * A NumPy handler that notes what arrays ask for and hands it on to NumPy's default.
  * Compiled by benchmarks/record.py.
  *
  *     start() -> the handler's capsule
- *     stop()  -> bytes: one (what, old address, new address, bytes) a call, 64 bits each
+ *     stop()  -> bytes: of each call (what, old address, new address, bytes), 64 bits
+ *                each
  *
  * NumPy may call a handler from any thread, with and without the interpreter's lock, so
  * the notes have a lock of their own. Calls after stop() are handed on and not noted.

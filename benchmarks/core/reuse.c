@@ -1,8 +1,8 @@
 /*
  * What safe reuse costs: noting uses, giving back, closing an epoch, and a program that
- * copies from memory which it drops at once. The floors are measured here too, by the same
- * clock in the same program: the calls of the driver that no epoch can do without, and a
- * buffer that is never dropped.
+ * copies from memory which it drops at once. The floors are measured here too, by the
+ * same clock in the same program: the calls of the driver that no epoch can do without,
+ * and a buffer that is never dropped.
  */
 #include <stdlib.h>
 
@@ -70,8 +70,8 @@ run_park(struct allocator *a)
 
 /* ---- a pair beside an idle GPU ---- */
 
-/* What an epoch costs at least: a record of the context, two exchanges of the capture mode and
-   a query. */
+/* What an epoch costs at least: a record of the context, two exchanges of the capture
+   mode and a query. */
 static void
 run_epoch_floor(size_t n_samples)
 {

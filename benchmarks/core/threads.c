@@ -1,7 +1,7 @@
 /*
- * The workloads of several threads. Each thread is bound to a core of its own, as far as
- * there are any, and all start behind a barrier; a sample is the time from there to the
- * end of the last one over what all did together.
+ * The workloads of several threads. Each thread is bound to a core of its own, as far
+ * as there are any, and all start behind a barrier; a sample is the time from there to
+ * the end of the last one over what all did together.
  */
 #include <pthread.h>
 #include <sched.h>

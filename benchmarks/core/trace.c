@@ -10,8 +10,8 @@
  *     -1@2            block 1 is freed on stream 2
  *
  * A synthetic trace has sizes uniform in the logarithm, four of five repeated from one
- * of the last sixteen (programs allocate the same shapes again and again), and blocks of
- * three lives: seven of ten last in first out, two first in first out, one long.
+ * of the last sixteen (programs allocate the same shapes again and again), and blocks
+ * of three lives: seven of ten last in first out, two first in first out, one long.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -308,7 +308,8 @@ finish(struct player *player, size_t n_blocks)
     player->n_live = 0;
 }
 
-/* Nanoseconds an operation, the whole trace at a time; the first time is not counted. */
+/* Nanoseconds an operation, the whole trace at a time; the first time is not
+   counted. */
 void
 run_replay(struct allocator *a)
 {
@@ -391,8 +392,8 @@ play_and_look(struct allocator *a, const struct trace *trace)
 
 /* Peak reserved over peak live: of what an allocator says it has taken (ours), and of
    what the system has given to a process that writes every byte (all). Of device memory
-   nothing is used: what is freed counts as free, whether the allocator knows that it is done
-   or not. A sample is a synthetic trace of its own. */
+   nothing is used: what is freed counts as free, whether the allocator knows that it is
+   done or not. A sample is a synthetic trace of its own. */
 void
 run_usage(struct allocator *a)
 {

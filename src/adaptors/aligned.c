@@ -1,10 +1,10 @@
 /*
  * AlignedResourceAdaptor: blocks at a greater alignment than their kind has.
  *
- * Every resource of ours honours the alignment of a request or refuses it, so nothing is
- * allocated in excess here, and no table leads from aligned addresses to others: the request
- * is changed, and the block is the upstream's own. Where the default is as much anyway,
- * requests take the short way.
+ * Every resource of ours honours the alignment of a request or refuses it, so nothing
+ * is allocated in excess here, and no table leads from aligned addresses to others: the
+ * request is changed, and the block is the upstream's own. Where the default is as much
+ * anyway, requests take the short way.
  */
 
 #include "adaptors/forward.h"
@@ -49,7 +49,8 @@ aligned_allocate(nrm_resource *mr, const struct nrm__request *request,
     return nrm__allocate(mr->upstream, &aligned, out);
 }
 
-/* Of a block that is not where it has to be by its new size the dispatcher makes another. */
+/* Of a block that is not where it has to be by its new size the dispatcher makes
+   another. */
 static nrm_status
 aligned_reallocate(nrm_resource *mr, struct nrm__block *block,
                    const struct nrm__request *request)

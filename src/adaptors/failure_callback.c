@@ -1,10 +1,11 @@
 /*
- * FailureCallbackResourceAdaptor: somebody is asked before a request fails for lack of memory.
+ * FailureCallbackResourceAdaptor: somebody is asked before a request fails for lack of
+ * memory.
  *
- * As long as he answers that it is worth another try, one is made: how to free something, and
- * when to give up, he knows. So nobody else tries a second time behind his back
- * (NRM__OPS_ASKS). What can be had without the upstream's long way never fails, and takes the
- * short one.
+ * As long as he answers that it is worth another try, one is made: how to free
+ * something, and when to give up, he knows. So nobody else tries a second time behind
+ * his back (NRM__OPS_ASKS). What can be had without the upstream's long way never
+ * fails, and takes the short one.
  */
 
 #include "adaptors/forward.h"

@@ -2,8 +2,8 @@
  * The common half of the adaptors with one upstream.
  *
  * An adaptor owns no blocks, so find, claim and trim need nothing of it: the dispatcher
- * goes to the owner of a block, and down the chain of upstreams. What a pool asks of its
- * upstream directly has to be passed on.
+ * goes to the owner of a block, and down the chain of upstreams. What a pool asks of
+ * its upstream directly has to be passed on.
  */
 #include "adaptors/forward.h"
 

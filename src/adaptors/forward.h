@@ -13,15 +13,16 @@ nrm_status nrm__forward_allocate(nrm_resource *mr, const struct nrm__request *re
 void nrm__forward_deallocate(nrm_resource *mr, const struct nrm__block *block,
                              nrm_stream *stream);
 
-/* The short way past an adaptor that needs to see no request, but for what its counters and
-   perhaps `account` say. */
+/* The short way past an adaptor that needs to see no request, but for what its counters
+   and perhaps `account` say. */
 bool nrm__forward_front(nrm_resource *mr, struct nrm__account *account,
                         struct nrm__front *out);
 
 /* For pools over an adaptor: their segments belong to what is behind it. */
 nrm_status nrm__forward_renew_block(nrm_resource *mr, struct nrm__block *block);
 
-/* Adds what the upstream reports beyond the counters, which each resource has itself. */
+/* Adds what the upstream reports beyond the counters, which each resource has
+   itself. */
 void nrm__forward_statistics(nrm_resource *mr, nrm_statistics *out);
 
 #endif

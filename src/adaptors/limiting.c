@@ -1,10 +1,12 @@
 /*
- * LimitingResourceAdaptor: what is allocated through it never exceeds a number of bytes.
+ * LimitingResourceAdaptor: what is allocated through it never exceeds a number of
+ * bytes.
  *
  * Blocks count with their size rounded up to an alignment, as what is behind uses that
- * much. The bytes are booked before the upstream is asked, and booked out when it fails or
- * has the block back; so the limit holds at every moment, and threads that ask at the same
- * time share what is left of it (core/account.h). Threads book on the short way too.
+ * much. The bytes are booked before the upstream is asked, and booked out when it fails
+ * or has the block back; so the limit holds at every moment, and threads that ask at
+ * the same time share what is left of it (core/account.h). Threads book on the short
+ * way too.
  */
 #include <stdio.h>
 

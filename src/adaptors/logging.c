@@ -1,10 +1,11 @@
 /*
  * LoggingResourceAdaptor: a row of text for each request, in a file.
  *
- * It notes a record in the ring of the thread (core/log_note.h) after an allocation, and for a
- * free with the time before it. As it changes no request, requests go on to the upstream on
- * the short way (core/logged.c). Nor does it count then: whoever drains the rings does, in
- * the order of time, so that even a peak that several threads make is exact.
+ * It notes a record in the ring of the thread (core/log_note.h) after an allocation,
+ * and for a free with the time before it. As it changes no request, requests go on to
+ * the upstream on the short way (core/logged.c). Nor does it count then: whoever drains
+ * the rings does, in the order of time, so that even a peak that several threads make
+ * is exact.
  */
 #include <stdio.h>
 #include <string.h>

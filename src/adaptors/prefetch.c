@@ -1,10 +1,12 @@
 /*
- * PrefetchResourceAdaptor: managed memory that is on the device before it is used there.
+ * PrefetchResourceAdaptor: managed memory that is on the device before it is used
+ * there.
  *
- * A new block is moved to the device whose context is current, in the order of the stream of
- * the request. Where the driver does not do it the block is as good, only slower at first:
- * so an error is counted and noted, and the request succeeds. While a capture may go on the
- * stream nothing is moved, which would become a part of the graph or end the capture.
+ * A new block is moved to the device whose context is current, in the order of the
+ * stream of the request. Where the driver does not do it the block is as good, only
+ * slower at first: so an error is counted and noted, and the request succeeds. While a
+ * capture may go on the stream nothing is moved, which would become a part of the graph
+ * or end the capture.
  */
 #include "adaptors/forward.h"
 #include "base/error.h"

@@ -1,11 +1,11 @@
 /*
  * What stands between a handler and its resource.
  *
- * Requests under the threshold go to the small pool, as page-locking them gains nothing;
- * the others to the large resource, and when that is exhausted or cannot work here, to the
- * fallback. Requests of at most 4 KiB never fail while the heap has memory: NumPy compares
- * structured values in memory that it asks for, and takes a failure for "equal". On the
- * way back the owner of the block decides, never its size.
+ * Requests under the threshold go to the small pool, as page-locking them gains
+ * nothing; the others to the large resource, and when that is exhausted or cannot work
+ * here, to the fallback. Requests of at most 4 KiB never fail while the heap has
+ * memory: NumPy compares structured values in memory that it asks for, and takes a
+ * failure for "equal". On the way back the owner of the block decides, never its size.
  */
 #include <stdio.h>
 #include <string.h>
@@ -130,8 +130,8 @@ route_deallocate(nrm_resource *mr, const struct nrm__block *block, nrm_stream *s
     }
 }
 
-/* By the new size: a block that grows over the threshold moves to the large resource, one
-   that shrinks stays where it is while at least half of it is used. */
+/* By the new size: a block that grows over the threshold moves to the large resource,
+   one that shrinks stays where it is while at least half of it is used. */
 static nrm_status
 route_reallocate(nrm_resource *mr, struct nrm__block *block,
                  const struct nrm__request *request)

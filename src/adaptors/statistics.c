@@ -1,21 +1,21 @@
 /*
  * StatisticsResourceAdaptor: counters that nest, for the memory of a part of a program.
  *
- * Every resource counts already, so this one adds nothing to an allocation, and threads take
- * the short way past it. What they have counted meanwhile is published before the counters
- * are looked at. A scope is
- * what the counters were when it began: its current and total values are differences to
- * that. The peak alone cannot be had by subtraction. It begins again from the current
- * value at a push, and the one that stood there is kept with the scope; at a pop the
- * higher of both stands. A block allocated before the push and freed after it makes the
- * scope's current value negative, and its peak is never below 0.
+ * Every resource counts already, so this one adds nothing to an allocation, and threads
+ * take the short way past it. What they have counted meanwhile is published before the
+ * counters are looked at. A scope is what the counters were when it began: its current
+ * and total values are differences to that. The peak alone cannot be had by
+ * subtraction. It begins again from the current value at a push, and the one that stood
+ * there is kept with the scope; at a pop the higher of both stands. A block allocated
+ * before the push and freed after it makes the scope's current value negative, and its
+ * peak is never below 0.
  *
- * The lock guards the list of scopes against other pushes and pops. It is never taken on
- * the way of a block, so what another thread allocates during a push may be counted on
- * either side of it, and its peak on the other: a thread that has added to the current
- * value raises the peak a moment later. Nothing is lost over all scopes, a block that is
- * live when the push returns is in the peak of one whose current value it is in, and
- * without allocations at that moment all is exact.
+ * The lock guards the list of scopes against other pushes and pops. It is never taken
+ * on the way of a block, so what another thread allocates during a push may be counted
+ * on either side of it, and its peak on the other: a thread that has added to the
+ * current value raises the peak a moment later. Nothing is lost over all scopes, a
+ * block that is live when the push returns is in the peak of one whose current value it
+ * is in, and without allocations at that moment all is exact.
  */
 #include "adaptors/forward.h"
 #include "base/assert.h"

@@ -1,14 +1,15 @@
 /*
  * TrackingResourceAdaptor: which blocks live through it, and where they were asked for.
  *
- * Each block has an entry in a tree by address, with the return addresses of the C stack and,
- * of what Python asked for itself, the lines of its functions. A block enters the tree after
- * its allocation and leaves it before it is given back: another thread may have the address the
- * next moment. What is given back through here but did not come through here is passed on.
+ * Each block has an entry in a tree by address, with the return addresses of the C
+ * stack and, of what Python asked for itself, the lines of its functions. A block
+ * enters the tree after its allocation and leaves it before it is given back: another
+ * thread may have the address the next moment. What is given back through here but did
+ * not come through here is passed on.
  *
- * Return addresses are named when somebody asks, and never under the lock: naming them takes
- * the dynamic linker's, which a thread may hold that allocates while it loads a library. So a
- * report takes out one entry after the other.
+ * Return addresses are named when somebody asks, and never under the lock: naming them
+ * takes the dynamic linker's, which a thread may hold that allocates while it loads a
+ * library. So a report takes out one entry after the other.
  */
 #include "adaptors/tracking.h"
 

@@ -8,8 +8,9 @@
 #define NRM__TRACKING_TEXT_NBYTES ((size_t)2048)
 
 /*
- * Notes where the program asked for a live block of `mr`, in each TrackingResourceAdaptor on
- * its way that captures stacks. Nothing is done where mr->flags has no NRM__OPS_STACKS.
+ * Notes where the program asked for a live block of `mr`, in each
+ * TrackingResourceAdaptor on its way that captures stacks. Nothing is done where
+ * mr->flags has no NRM__OPS_STACKS.
  */
 void nrm__tracking_annotate(nrm_resource *mr, const void *ptr, const char *text);
 

@@ -1,8 +1,8 @@
 /*
  * How a constructor reads its options: a struct whose first field is the size that its
- * caller compiled with. What an older caller did not know yet keeps the value that `given`
- * has, and so does everything where `options` is NULL; what a newer one knows beyond it
- * is not looked at.
+ * caller compiled with. What an older caller did not know yet keeps the value that
+ * `given` has, and so does everything where `options` is NULL; what a newer one knows
+ * beyond it is not looked at.
  */
 #ifndef NRM_BASE_GIVEN_H
 #define NRM_BASE_GIVEN_H

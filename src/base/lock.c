@@ -110,8 +110,9 @@ nrm__lock_finish(struct nrm__lock *lock)
     (void)code;
 }
 
-/* How often a lock that another thread has is looked at before this one sleeps: about the
-   time that the longest of the usual critical sections takes, and less than a sleep. */
+/* How often a lock that another thread has is looked at before this one sleeps: about
+   the time that the longest of the usual critical sections takes, and less than a
+   sleep. */
 #define N_LOOKS 32
 #define PAUSES_PER_LOOK 4
 

@@ -1,7 +1,7 @@
 /*
  * Counts that one thread writes and any other may read: additions without an atomic
- * read-modify-write. On x86-64 each is one instruction, which compilers do not make of an
- * atomic load, an addition and an atomic store; ThreadSanitizer has to see these.
+ * read-modify-write. On x86-64 each is one instruction, which compilers do not make of
+ * an atomic load, an addition and an atomic store; ThreadSanitizer has to see these.
  */
 #ifndef NRM_BASE_OWNED_H
 #define NRM_BASE_OWNED_H

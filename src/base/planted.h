@@ -1,9 +1,9 @@
 /*
  * Faults that tests plant in the core, to see that they are found.
  *
- * Each is a known way to get the reuse of memory wrong. In the product all of this is the
- * constant false. The tests compile the few files that have such a place a second time,
- * with NRM_PLANTED_FAULTS, and choose one at run time (tests/c/test_planted.c).
+ * Each is a known way to get the reuse of memory wrong. In the product all of this is
+ * the constant false. The tests compile the few files that have such a place a second
+ * time, with NRM_PLANTED_FAULTS, and choose one at run time (tests/c/test_planted.c).
  */
 #ifndef NRM_BASE_PLANTED_H
 #define NRM_BASE_PLANTED_H

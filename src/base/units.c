@@ -303,8 +303,8 @@ nrm_parse_nbytes(const char *text, size_t *out, double *out_percent)
     return NRM_OK;
 }
 
-/* The exact text when its number is short, else the number rounded to a tenth of its unit:
-   this is for people. */
+/* The exact text when its number is short, else the number rounded to a tenth of its
+   unit: this is for people. */
 void
 nrm_format_nbytes(size_t nbytes, char *out, size_t size)
 {

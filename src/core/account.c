@@ -1,6 +1,6 @@
 /*
- * Booking from outside of a cache. Once this thread has announced itself nobody is alone, or
- * it is this thread, which is not inside: either way it exchanges.
+ * Booking from outside of a cache. Once this thread has announced itself nobody is
+ * alone, or it is this thread, which is not inside: either way it exchanges.
  */
 #include "core/account.h"
 

@@ -1,9 +1,9 @@
 /*
- * The account of a limit: bytes are booked before they are asked for, and booked out when
- * they are back or were not to be had. Booking compares and exchanges: a request that does
- * not fit never stands in the account, where a smaller one would meet it and fail as well.
- * While one thread has the only cache it books without an exchange inside it, as nobody
- * else books then: others announce themselves first, as before a claim.
+ * The account of a limit: bytes are booked before they are asked for, and booked out
+ * when they are back or were not to be had. Booking compares and exchanges: a request
+ * that does not fit never stands in the account, where a smaller one would meet it and
+ * fail as well. While one thread has the only cache it books without an exchange inside
+ * it, as nobody else books then: others announce themselves first, as before a claim.
  */
 #ifndef NRM_CORE_ACCOUNT_H
 #define NRM_CORE_ACCOUNT_H
@@ -26,7 +26,8 @@ nrm__account_is_alone(void)
 }
 
 /* Inside a cache. False: it does not fit, and `out_allocated` says what was in the way.
-   Pairs with book_out: who finds room finds the memory that made it in the upstream too. */
+   Pairs with book_out: who finds room finds the memory that made it in the upstream
+   too. */
 static inline bool
 nrm__account_book_inside(struct nrm__account *account, size_t nbytes,
                          size_t *out_allocated)

@@ -1,9 +1,9 @@
 /*
- * See background.h. While something is retired the thread polls with a growing pause, from
- * which only what is watched anew wakes it, not what is retired besides; otherwise it sleeps
- * until what is watched is due, or until it is woken. A forked child
- * has no such thread; it starts one of its own when it has something to do. What the
- * thread was giving back at the moment of the fork stays mapped in the child. The resource
+ * See background.h. While something is retired the thread polls with a growing pause,
+ * from which only what is watched anew wakes it, not what is retired besides; otherwise
+ * it sleeps until what is watched is due, or until it is woken. A forked child has no
+ * such thread; it starts one of its own when it has something to do. What the thread
+ * was giving back at the moment of the fork stays mapped in the child. The resource
  * that it was looking at is let go of by whoever drains what is retired next.
  */
 #include "core/background.h"
@@ -40,8 +40,8 @@ static atomic_uint_least64_t n_turns;
 static struct nrm__lock watched_lock = NRM__LOCK_INIT(NRM__RANK_LEAF);
 static struct nrm__link watched_list = {&watched_list, &watched_list};
 
-/* Under watched_lock: the resource that the thread looks at, which it holds; and in a child
-   the one that its parent's thread held. */
+/* Under watched_lock: the resource that the thread looks at, which it holds; and in a
+   child the one that its parent's thread held. */
 static nrm_resource *looked_at, *orphan;
 static atomic_bool has_orphan;
 
@@ -96,8 +96,8 @@ first_due(void)
     return first;
 }
 
-/* One that is due, out of the list, its resource retained; NULL: none is. One that is dying
-   leaves the list for good. */
+/* One that is due, out of the list, its resource retained; NULL: none is. One that is
+   dying leaves the list for good. */
 static struct nrm__watched *
 take_due(uint64_t now_ns)
 {
@@ -168,8 +168,8 @@ static void
 sleep_until_due(bool polling, uint64_t limit_ns)
 {
     pthread_mutex_lock(&mutex);
-    /* Said first and looked at then: who has something to do for it does it the other way
-       round. */
+    /* Said first and looked at then: who has something to do for it does it the other
+       way round. */
     atomic_store(&state, polling ? POLLING : ASLEEP);
     uint64_t due_ns = nrm__min(first_due(), limit_ns);
     if ((!polling && !nrm__retired_is_empty()) || due_ns <= nrm__clock_ns()) {

@@ -1,11 +1,12 @@
 /*
- * The background thread: gives memory back while the program does something else. What is
- * retired it gives back when it is done; it queries epochs and never records one: only an
- * allocation or a trim knows that no capture of its thread is in progress. What lies idle
- * in a pool that is watched it gives back after a while, and one that fills up it grows.
+ * The background thread: gives memory back while the program does something else. What
+ * is retired it gives back when it is done; it queries epochs and never records one:
+ * only an allocation or a trim knows that no capture of its thread is in progress. What
+ * lies idle in a pool that is watched it gives back after a while, and one that fills
+ * up it grows.
  *
- * It starts when there is something to do for the first time, never at import, and sleeps
- * for good while there is nothing.
+ * It starts when there is something to do for the first time, never at import, and
+ * sleeps for good while there is nothing.
  */
 #ifndef NRM_CORE_BACKGROUND_H
 #define NRM_CORE_BACKGROUND_H
@@ -19,9 +20,9 @@
 struct nrm__watched {
     struct nrm__link link;
     nrm_resource *mr; /* that it is a part of */
-    /* Called in the thread with no lock held, the resource retained. `is_first`: for the
-       first time since nrm__background_watch. Returns when it is to be called again; 0: not
-       until it is watched anew. */
+    /* Called in the thread with no lock held, the resource retained. `is_first`: for
+       the first time since nrm__background_watch. Returns when it is to be called
+       again; 0: not until it is watched anew. */
     uint64_t (*look)(nrm_resource *mr, uint64_t now_ns, bool is_first);
     uint64_t due_ns; /* 0: at once */
 };
@@ -30,9 +31,9 @@ void nrm__background_watched_init(struct nrm__watched *watched, nrm_resource *mr
                                   uint64_t (*look)(nrm_resource *mr, uint64_t now_ns,
                                                    bool is_first));
 
-/* From now on it is looked at: at once, and then when `look` says. It is not watched yet:
-   never so far, or `look` has returned 0, or is about to. No lock is held. In a forked child
-   nothing is watched. */
+/* From now on it is looked at: at once, and then when `look` says. It is not watched
+   yet: never so far, or `look` has returned 0, or is about to. No lock is held. In a
+   forked child nothing is watched. */
 void nrm__background_watch(struct nrm__watched *watched);
 
 /* The resource dies. */

@@ -11,8 +11,9 @@
  * shards chosen by the page they start in, so one that contains an address is in the
  * shard of its page or of the page before. Longer ones share a tree. A third tree, the
  * overlay, holds ranges that may lie inside ranges of others, which nobody declared:
- * blocks of callbacks (whose functions may allocate from our own resources), and segments
- * that do not fill whole pages. It is nearly always empty and then costs one load.
+ * blocks of callbacks (whose functions may allocate from our own resources), and
+ * segments that do not fill whole pages. It is nearly always empty and then costs one
+ * load.
  */
 #include "core/block_map.h"
 
@@ -114,8 +115,8 @@ add_pages(struct nrm__segment *segment)
     return NRM_OK;
 }
 
-/* A page may name a newer segment: where a context was reset the driver hands the addresses of
-   what is left of older pools out again. */
+/* A page may name a newer segment: where a context was reset the driver hands the
+   addresses of what is left of older pools out again. */
 static void
 remove_pages(struct nrm__segment *segment)
 {
@@ -131,8 +132,8 @@ remove_pages(struct nrm__segment *segment)
     }
 }
 
-/* A source has got this memory, so it is nobody else's any more: of what pages name there
-   a context was reset. */
+/* A source has got this memory, so it is nobody else's any more: of what pages name
+   there a context was reset. */
 static void
 forget_pages(const struct nrm__block *block)
 {
@@ -206,8 +207,9 @@ nrm__entry_destroy(struct nrm__entry *entry)
     nrm__node_deallocate(entry, sizeof *entry);
 }
 
-/* A range may start where an older one does: in the overlay, and where managed memory was
-   unmapped by a reset of its context that we have not seen. The newer one is on top. */
+/* A range may start where an older one does: in the overlay, and where managed memory
+   was unmapped by a reset of its context that we have not seen. The newer one is on
+   top. */
 static void
 insert_locked(struct table *table, struct nrm__entry *entry, uintptr_t start,
               size_t nbytes)
@@ -300,8 +302,9 @@ find_in_table(struct table *table, uintptr_t address, struct nrm__block *out)
     return found;
 }
 
-/* Whether a range of the overlay lies in the segment of its page, which is counted into. It may
-   be as long; then the segment, or one that it shadows, may be of that very block. */
+/* Whether a range of the overlay lies in the segment of its page, which is counted
+   into. It may be as long; then the segment, or one that it shadows, may be of that
+   very block. */
 static bool
 lies_in(const struct nrm__entry *entry, const struct nrm__segment *page)
 {
@@ -524,8 +527,9 @@ fork_parent(void)
     for_each_table(nrm__lock_fork_parent);
 }
 
-/* Managed memory is not mapped in a child. Its addresses are kept from the kernel, which
-   would give them to other blocks while arrays of the parent's still name them. */
+/* Managed memory is not mapped in a child. Its addresses are kept from the kernel,
+   which would give them to other blocks while arrays of the parent's still name
+   them. */
 static void
 reserve_managed(const struct nrm__tree *tree)
 {

@@ -1,11 +1,12 @@
 /*
  * Address, also interior → innermost live block.
  *
- * Two tables behind one call. A page table with one entry for 64 KiB leads to the segment
- * of a resource that owns whole pages (a pool, a slab); it is read without a lock and the
- * owner finds the block in its own description. Blocks of sources, and segments that do
- * not fill whole pages, stand in ordered tables: small blocks in shards by page, the
- * others in one. A segment shadows the upstream's block that it lies in.
+ * Two tables behind one call. A page table with one entry for 64 KiB leads to the
+ * segment of a resource that owns whole pages (a pool, a slab); it is read without a
+ * lock and the owner finds the block in its own description. Blocks of sources, and
+ * segments that do not fill whole pages, stand in ordered tables: small blocks in
+ * shards by page, the others in one. A segment shadows the upstream's block that it
+ * lies in.
  */
 #ifndef NRM_CORE_BLOCK_MAP_H
 #define NRM_CORE_BLOCK_MAP_H
@@ -27,8 +28,8 @@ struct nrm__live {
     struct nrm__segment *segment;
     /* Not 0: back to its owner, never kept by a thread. Either of the next two. */
     atomic_uint_least8_t goes_long;
-    /* The set of a thread that it was kept in last (core/cache.h): a guess, where it may be
-       kept again. */
+    /* The set of a thread that it was kept in last (core/cache.h): a guess, where it
+       may be kept again. */
     atomic_uint_least8_t set;
 };
 
@@ -51,8 +52,8 @@ struct nrm__starts {
 };
 
 /*
- * A contiguous range that `owner` hands out in blocks. Segments come from and go back to
- * a free list and are never unmapped, so a look-up that races with a removal reads a
+ * A contiguous range that `owner` hands out in blocks. Segments come from and go back
+ * to a free list and are never unmapped, so a look-up that races with a removal reads a
  * segment, if perhaps another one.
  */
 struct nrm__segment {
@@ -100,7 +101,8 @@ static inline struct nrm__segment *
 nrm__block_map_peek(uintptr_t address)
 {
     size_t page = address >> NRM__MAP_PAGE_SHIFT;
-    /* Of more than 48 bits: that of another address, which the caller sees by its start. */
+    /* Of more than 48 bits: that of another address, which the caller sees by its
+       start. */
     size_t i = page >> NRM__MAP_LEAF_BITS & (NRM__MAP_N_LEAVES - 1);
     nrm__page_entry *leaf =
         atomic_load_explicit(&nrm__map_leaves[i], memory_order_acquire);
@@ -136,7 +138,8 @@ struct nrm__entry {
 nrm_status nrm__entry_create(struct nrm__entry **out);
 void nrm__entry_destroy(struct nrm__entry *entry);
 
-/* Puts a block of a source into the map; steals `entry` (block->record from then on). */
+/* Puts a block of a source into the map; steals `entry` (block->record from then
+   on). */
 void nrm__block_map_insert(struct nrm__entry *entry, struct nrm__block *block);
 
 /*

@@ -1,10 +1,10 @@
 /*
  * See cache.h for what a thread keeps and how others get at it.
  *
- * One lock guards the list of caches, the list of shards, and every slot against all but
- * its owner, who takes it too when he changes a slot. It is never held while something is
- * given back to a pool: magazines are taken away whole and emptied afterwards. Magazines
- * are recycled and never unmapped.
+ * One lock guards the list of caches, the list of shards, and every slot against all
+ * but its owner, who takes it too when he changes a slot. It is never held while
+ * something is given back to a pool: magazines are taken away whole and emptied
+ * afterwards. Magazines are recycled and never unmapped.
  */
 #include "core/cache_internal.h"
 
@@ -275,8 +275,8 @@ create_cache(struct nrm__thread_state *state)
     return cache;
 }
 
-/* Fills a slot that is empty, by its owner; `behind`: that of the next resource on the way
-   to the pool, or NULL. False: no memory. */
+/* Fills a slot that is empty, by its owner; `behind`: that of the next resource on the
+   way to the pool, or NULL. False: no memory. */
 static bool
 fill_slot_locked(struct nrm__slot *slot, nrm_resource *mr,
                  const struct nrm__front *front, const struct nrm__slot *behind)
@@ -315,8 +315,8 @@ leads_over(struct nrm__cache *cache, const struct nrm__slot *way,
     return shard != NULL;
 }
 
-/* The slot of `mr`, made by the owner from outside, and before it those of the resources
-   behind. NULL: it has no short way, or there is no memory. */
+/* The slot of `mr`, made by the owner from outside, and before it those of the
+   resources behind. NULL: it has no short way, or there is no memory. */
 static struct nrm__slot *
 make_slot(struct nrm__cache *cache, nrm_resource *mr, struct nrm__front *front)
 {

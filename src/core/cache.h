@@ -1,15 +1,15 @@
 /*
- * What each thread keeps for itself: free cells and blocks of the pools that it uses, so
- * that most allocations take no lock, and its share of the counters, so that none is
- * shared by all threads. Of a pool in stream order it keeps each block for the stream that
- * freed it, without a tag until it lets go of it (core/order.h).
+ * What each thread keeps for itself: free cells and blocks of the pools that it uses,
+ * so that most allocations take no lock, and its share of the counters, so that none is
+ * shared by all threads. Of a pool in stream order it keeps each block for the stream
+ * that freed it, without a tag until it lets go of it (core/order.h).
  *
  * A cache belongs to one thread. Its owner works on it between nrm__cache_enter and
- * nrm__cache_leave (core/short.h), which cost no fence: whoever else wants something of it (to drain it,
- * to look after a fork, to see that nobody reads a segment any more) makes the kernel
- * run a barrier in every thread of the process (membarrier), or, where the kernel has
- * none, owners pay for the fence. What the owner finds in the block map while it is inside
- * stays there until it has left.
+ * nrm__cache_leave (core/short.h), which cost no fence: whoever else wants something of
+ * it (to drain it, to look after a fork, to see that nobody reads a segment any more)
+ * makes the kernel run a barrier in every thread of the process (membarrier), or, where
+ * the kernel has none, owners pay for the fence. What the owner finds in the block map
+ * while it is inside stays there until it has left.
  */
 #ifndef NRM_CORE_CACHE_H
 #define NRM_CORE_CACHE_H
@@ -43,9 +43,9 @@ struct nrm__cell {
     void *record; /* its size in the slab, or the pool's description of a block */
 };
 
-/* The counts of one thread at one resource, written by the thread alone: what it allocated
-   since it began, and how far what it has of that, `now`, is below the most that it was.
-   What the short way writes stands in one line. */
+/* The counts of one thread at one resource, written by the thread alone: what it
+   allocated since it began, and how far what it has of that, `now`, is below the most
+   that it was. What the short way writes stands in one line. */
 struct nrm__shard {
     _Alignas(64) struct nrm__shard
         *behind; /* of the same thread, at the next resource on the way */
@@ -69,8 +69,8 @@ struct nrm__magazine {
     struct nrm__cell cells[NRM__MAGAZINE_CELLS];
 };
 
-/* Blocks of one size, and of pools in stream order, of one stream. A set with a size of its
-   own keeps it when it is empty. */
+/* Blocks of one size, and of pools in stream order, of one stream. A set with a size of
+   its own keeps it when it is empty. */
 struct nrm__cache_set {
     _Alignas(64) uint64_t
         stream; /* that freed them: its nrm__order_key; 0: anybody may have them */
@@ -82,7 +82,8 @@ struct nrm__cache_set {
 };
 _Static_assert(sizeof(struct nrm__cache_set) == 512, "found with a shift");
 
-/* A block that a GPU may still touch, and the epoch that it was freed in (core/uses.h). */
+/* A block that a GPU may still touch, and the epoch that it was freed in
+   (core/uses.h). */
 struct nrm__parked {
     struct nrm__cell cell;
     size_t capacity;
@@ -95,8 +96,8 @@ struct nrm__magazines {
     struct nrm__magazines *next_free;
     size_t granule, shift; /* see nrm__cached_nbytes */
     size_t rounded_max;    /* the same */
-    /* Of blocks above cells for which sets have a size, and of requests for such blocks: how
-       many there are; or 0. */
+    /* Of blocks above cells for which sets have a size, and of requests for such
+       blocks: how many there are; or 0. */
     size_t sized_limit, sized_requests;
     size_t alignment;              /* of everything that is kept */
     size_t cell_limit;             /* requests of more bytes are blocks */
@@ -106,9 +107,9 @@ struct nrm__magazines {
     unsigned next_victim;          /* the set that makes room for others */
     size_t set_nbytes, set_limit;  /* in all sets: now, and at most */
     struct nrm__cache_set *recent; /* that a block was taken from last */
-    /* Of a pool that waits for GPUs, what this thread freed, oldest first: it comes into the
-       sets when its epoch is done. So many bytes are enough to close one; 0: what is freed
-       comes into the sets at once. */
+    /* Of a pool that waits for GPUs, what this thread freed, oldest first: it comes
+       into the sets when its epoch is done. So many bytes are enough to close one; 0:
+       what is freed comes into the sets at once. */
     size_t epoch_nbytes, parked_nbytes;
     uint32_t n_parked, first_parked; /* which of a ring are */
     struct nrm__parked parked[NRM__CACHE_PARKED];
@@ -129,12 +130,13 @@ nrm__magazine_at(struct nrm__magazines *magazines, uint32_t offset)
     return (struct nrm__magazine *)(void *)((char *)magazines + offset);
 }
 
-/* Of the classes of requests, by their units of NRM__SLAB_ALIGNMENT bytes, counted from 0. */
+/* Of the classes of requests, by their units of NRM__SLAB_ALIGNMENT bytes, counted from
+   0. */
 extern const uint16_t
     nrm__magazine_offsets[NRM__SLAB_MAX / NRM__SLAB_ALIGNMENT] NRM__HIDDEN;
 
-/* The short way from a resource to the pool that serves its small requests. Its limits are
-   at most NRM__CACHED_MAX. */
+/* The short way from a resource to the pool that serves its small requests. Its limits
+   are at most NRM__CACHED_MAX. */
 struct nrm__slot {
     _Atomic(nrm_resource *) mr;       /* NULL: free */
     struct nrm__magazines *magazines; /* NULL: not yet, or any more */
@@ -142,8 +144,9 @@ struct nrm__slot {
     nrm_resource *pool;
     /* The pool while `cell_limit` is not 0; else something that has no cells. */
     const void *cells_of;
-    /* Requests of no more bytes are cells, if nothing has to be asked for them: they are
-       booked nowhere, and neither forbidden at times nor aligned more than all are. */
+    /* Requests of no more bytes are cells, if nothing has to be asked for them: they
+       are booked nowhere, and neither forbidden at times nor aligned more than all
+       are. */
     uint16_t cell_limit;
     bool parks;              /* such blocks are parked when they are freed, see below */
     uint8_t least_alignment; /* 1: the kind's, for which 0 stands, is too much */
@@ -155,8 +158,8 @@ struct nrm__slot {
     uint32_t stream_limit;        /* the same of those with a stream */
     const atomic_bool *forbidden; /* while it is true, all go the long way */
     struct nrm__account *account; /* that requests are booked in, or NULL */
-    /* Where requests above `limit` go, and only they, with a slot and counters of its own; or
-       NULL: the long way. */
+    /* Where requests above `limit` go, and only they, with a slot and counters of its
+       own; or NULL: the long way. */
     nrm_resource *large;
 };
 
@@ -201,8 +204,8 @@ extern struct nrm__cache_common {
 
 /* ---- for owners ---- */
 
-/* False: stay out. The caller allocates nothing, takes no lock and calls nobody until it
-   has left. */
+/* False: stay out. The caller allocates nothing, takes no lock and calls nobody until
+   it has left. */
 static inline bool
 nrm__cache_enter(struct nrm__cache *cache)
 {
@@ -229,8 +232,8 @@ nrm__cache_leave(struct nrm__cache *cache)
     atomic_store_explicit(&cache->inside, false, memory_order_release);
 }
 
-/* The cache of this thread, entered, with the slot of a resource; NULL: it has none yet, or
-   must stay out. Nobody clears the slot of a resource that is in use. */
+/* The cache of this thread, entered, with the slot of a resource; NULL: it has none
+   yet, or must stay out. Nobody clears the slot of a resource that is in use. */
 static inline struct nrm__slot *
 nrm__cache_enter_slot(nrm_resource *mr, struct nrm__cache **out)
 {
@@ -253,8 +256,8 @@ struct nrm__slot *nrm__cache_make_slot(nrm_resource *mr, struct nrm__cache **out
 
 /* ---- cells and blocks, inside ---- */
 
-/* The step between sizes of which there are eight for each doubling, where granules are not
-   larger than that. */
+/* The step between sizes of which there are eight for each doubling, where granules are
+   not larger than that. */
 static inline size_t
 nrm__sized_step(size_t nbytes, size_t granule)
 {
@@ -266,9 +269,10 @@ nrm__sized_step(size_t nbytes, size_t granule)
 
 /* What a pool cuts for a request that is too large for a cell. One that may be a little
    more generous has few sizes up to `rounded_max`, so that a block that one request
-   leaves mostly serves the next one. Where arithmetic is done on it (`shift` is not 0) starts
-   of blocks of one size, from 64 KiB up, differ within a page: equal ones make that
-   slower, as their lines fall into the same sets. Nothing is both rounded and shifted. */
+   leaves mostly serves the next one. Where arithmetic is done on it (`shift` is not 0)
+   starts of blocks of one size, from 64 KiB up, differ within a page: equal ones make
+   that slower, as their lines fall into the same sets. Nothing is both rounded and
+   shifted. */
 static inline size_t
 nrm__cached_nbytes(size_t nbytes, size_t granule, size_t rounded_max, size_t shift)
 {
@@ -291,7 +295,8 @@ nrm__cache_set_is_for(const struct nrm__cache_set *set, size_t nbytes, uint64_t 
     return set->nbytes == nbytes && set->stream == stream;
 }
 
-/* The set of a size of which `last` is the last byte, and the eighths are 1 << shift. */
+/* The set of a size of which `last` is the last byte, and the eighths are 1 <<
+   shift. */
 static inline struct nrm__cache_set *
 nrm__cache_sized_set(struct nrm__magazines *magazines, size_t last, unsigned shift)
 {
@@ -299,8 +304,8 @@ nrm__cache_sized_set(struct nrm__magazines *magazines, size_t last, unsigned shi
     return &magazines->sets[NRM__CACHE_HASHED + size];
 }
 
-/* While blocks of one stream stand in the set of their size, those of others stand where
-   their hash says. */
+/* While blocks of one stream stand in the set of their size, those of others stand
+   where their hash says. */
 static inline struct nrm__cache_set *
 nrm__cache_set_or_hashed(struct nrm__magazines *magazines, struct nrm__cache_set *set,
                          size_t nbytes, uint64_t stream)
@@ -369,21 +374,22 @@ size_t nrm__cache_give_up_cells(nrm_resource *pool, size_t class_index,
 /* Takes blocks of any size and stream that this thread keeps; false: it keeps none. */
 bool nrm__cache_give_up_set(nrm_resource *pool, struct nrm__cache_set *out);
 
-/* How many blocks more of a size this thread should get at once; 0: none. At most half of
-   NRM__CACHE_WAYS. */
+/* How many blocks more of a size this thread should get at once; 0: none. At most half
+   of NRM__CACHE_WAYS. */
 size_t nrm__cache_wanted_blocks(nrm_resource *pool, size_t nbytes);
 
-/* Gives it blocks of one size and of no stream; returns how many it took, from the end. */
+/* Gives it blocks of one size and of no stream; returns how many it took, from the
+   end. */
 size_t nrm__cache_keep_blocks(nrm_resource *pool, size_t nbytes,
                               const struct nrm__cell *cells, size_t n);
 
-/* A block that could be kept goes the long way: from now on this thread keeps up to `limit`
-   bytes of blocks, or a share of what it has live if that is more. */
+/* A block that could be kept goes the long way: from now on this thread keeps up to
+   `limit` bytes of blocks, or a share of what it has live if that is more. */
 void nrm__cache_set_limit(nrm_resource *pool, size_t limit);
 
-/* Takes the blocks that are in the way of others of a size and stream, which this thread
-   could keep otherwise: those of other sizes, or half of a full set, those that it has kept
-   longest; false: there are none such. */
+/* Takes the blocks that are in the way of others of a size and stream, which this
+   thread could keep otherwise: those of other sizes, or half of a full set, those that
+   it has kept longest; false: there are none such. */
 bool nrm__cache_make_room(nrm_resource *pool, size_t nbytes, uint64_t stream,
                           struct nrm__cache_set *out);
 
@@ -427,7 +433,8 @@ nrm__cache_park(struct nrm__magazines *magazines, struct nrm__live *block, void 
     magazines->parked_nbytes += capacity;
 }
 
-/* Whether there is, at once: for several epochs, as many blocks may be freed together. */
+/* Whether there is, at once: for several epochs, as many blocks may be freed
+   together. */
 static inline bool
 nrm__cache_may_park(const struct nrm__magazines *magazines)
 {
@@ -440,16 +447,17 @@ nrm__cache_may_park(const struct nrm__magazines *magazines)
 /* Puts what is done by now into the sets, inside; false: nothing. */
 bool nrm__cache_ripen(struct nrm__magazines *magazines);
 
-/* All that is parked, oldest first, into room for NRM__CACHE_PARKED; none is any more. Inside,
-   or of magazines that are nobody's. Returns how many. */
+/* All that is parked, oldest first, into room for NRM__CACHE_PARKED; none is any more.
+   Inside, or of magazines that are nobody's. Returns how many. */
 size_t nrm__cache_unpark(struct nrm__magazines *magazines, struct nrm__parked *out);
 
-/* Takes a block of a size that is done and this thread has kept; false: there is none. */
+/* Takes a block of a size that is done and this thread has kept; false: there is
+   none. */
 bool nrm__cache_take_ripe(nrm_resource *pool, size_t nbytes, struct nrm__cell *out);
 
-/* Closes an epoch if so many bytes are parked in it, or asks about those that are closed.
-   True: more is done than before. Detached. The first is called inside, where so much is
-   parked, and leaves; the second does nothing otherwise. */
+/* Closes an epoch if so many bytes are parked in it, or asks about those that are
+   closed. True: more is done than before. Detached. The first is called inside, where
+   so much is parked, and leaves; the second does nothing otherwise. */
 bool nrm__cache_end_epoch(struct nrm__cache *cache, struct nrm__magazines *magazines,
                           size_t enough);
 bool nrm__cache_end_epoch_of(nrm_resource *pool);
@@ -459,19 +467,19 @@ size_t nrm__cache_give_up_parked(nrm_resource *pool, struct nrm__parked *out);
 
 /* ---- counting, inside ---- */
 
-/* What a shard keeps to itself at most, about, or this share of what all threads have: the
-   error of a peak that several threads make is no more than that for each of them. A peak of
-   one thread is exact. */
+/* What a shard keeps to itself at most, about, or this share of what all threads have:
+   the error of a peak that several threads make is no more than that for each of them.
+   A peak of one thread is exact. */
 #define NRM__SHARD_BYTES (1 << 20)
 #define NRM__SHARD_SHIFT 8
 #define NRM__SHARD_COUNT 4096
 
-/* Adds what is not published to the resource's own counters; also whenever a thread goes
-   the long way. */
+/* Adds what is not published to the resource's own counters; also whenever a thread
+   goes the long way. */
 void nrm__shard_publish(struct nrm__shard *shard);
 
-/* Notes a new top, and publishes when enough has come together. From then on no more than
-   `most_left` may be given back before it is called again. */
+/* Notes a new top, and publishes when enough has come together. From then on no more
+   than `most_left` may be given back before it is called again. */
 void nrm__shard_raise(struct nrm__shard *shard);
 
 /* Counts a block; true: nrm__shard_raise has to be called. */
@@ -487,8 +495,8 @@ nrm__shard_count_in(struct nrm__shard *shard, size_t nbytes)
     return nrm__owned_subtract(&shard->left_count, 1);
 }
 
-/* The same for one that goes; of cells no more can be given back before the long way than a
-   thread keeps. */
+/* The same for one that goes; of cells no more can be given back before the long way
+   than a thread keeps. */
 static inline void
 nrm__shard_count_cell_out(struct nrm__shard *shard, size_t nbytes)
 {
@@ -503,15 +511,17 @@ nrm__shard_count_out(struct nrm__shard *shard, size_t nbytes)
     return nrm__owned_get(&shard->left_bytes) > nrm__owned_get(&shard->most_left);
 }
 
-/* What this thread has live of the resource: less than nothing where it frees for others. */
+/* What this thread has live of the resource: less than nothing where it frees for
+   others. */
 static inline int64_t
 nrm__shard_live_bytes(const struct nrm__shard *shard)
 {
     return nrm__owned_get(&shard->top_bytes) - nrm__owned_get(&shard->left_bytes);
 }
 
-/* So many bytes of an epoch, parked, are enough to close it for a request. Large blocks that
-   the thread has live share the core's cache with those: a part of the epoch is theirs. */
+/* So many bytes of an epoch, parked, are enough to close it for a request. Large blocks
+   that the thread has live share the core's cache with those: a part of the epoch is
+   theirs. */
 static inline size_t
 nrm__cache_enough_for(const struct nrm__slot *slot, size_t nbytes)
 {
@@ -523,12 +533,12 @@ nrm__cache_enough_for(const struct nrm__slot *slot, size_t nbytes)
     return enough - (live > 0 ? nrm__min((size_t)live, enough / 2) : 0);
 }
 
-/* Makes every thread publish what it knows of a resource: its own counters then say it all.
-   No lock of rank CACHES or above is held. */
+/* Makes every thread publish what it knows of a resource: its own counters then say it
+   all. No lock of rank CACHES or above is held. */
 void nrm__cache_publish(nrm_resource *mr);
 
-/* Fills in the counts of requests: what is published, and what the shards of all threads
-   know besides. */
+/* Fills in the counts of requests: what is published, and what the shards of all
+   threads know besides. */
 void nrm__cache_count(nrm_resource *mr, nrm_statistics *out);
 
 /* ---- for others: no lock of rank CACHES or above is held ---- */
@@ -540,8 +550,8 @@ void nrm__cache_announce(void);
 /* When it returns, every owner that was inside has left. */
 void nrm__cache_synchronize(void);
 
-/* Gives everything that threads keep of a pool, and what is on the way from one to another,
-   back to it (ops->take_back). The caller holds it. */
+/* Gives everything that threads keep of a pool, and what is on the way from one to
+   another, back to it (ops->take_back). The caller holds it. */
 void nrm__cache_drain(nrm_resource *pool);
 
 /* The last user has gone, blocks may live on: from now on nothing of it is kept. */
@@ -554,8 +564,8 @@ void nrm__cache_forget(nrm_resource *mr);
 
 typedef void nrm__cell_visit(nrm_resource *pool, const struct nrm__cell *block);
 
-/* Visits the blocks that threads keep of a pool, and those that they have parked. What is
-   on its way from a thread to the pool just then is not among them. */
+/* Visits the blocks that threads keep of a pool, and those that they have parked. What
+   is on its way from a thread to the pool just then is not among them. */
 void nrm__cache_fork_each_kept(nrm_resource *pool, nrm__cell_visit *visit);
 
 #endif

@@ -1,8 +1,8 @@
 /*
- * Others at the cache of a thread: they keep its owner out, with a flag in its gate and a
- * barrier in every thread, and take away what it keeps of a pool, or what it knows of a
- * resource. The pool is given it when the lock of the caches is dropped and the owner is in
- * again.
+ * Others at the cache of a thread: they keep its owner out, with a flag in its gate and
+ * a barrier in every thread, and take away what it keeps of a pool, or what it knows of
+ * a resource. The pool is given it when the lock of the caches is dropped and the owner
+ * is in again.
  */
 #include <sched.h>
 
@@ -96,8 +96,8 @@ nrm__cache_synchronize(void)
 
 /* ---- draining ---- */
 
-/* Takes the magazines of the pool away from every thread, and from each once: threads that
-   go on using it have new ones at once. A list by `next_free`. */
+/* Takes the magazines of the pool away from every thread, and from each once: threads
+   that go on using it have new ones at once. A list by `next_free`. */
 static struct nrm__magazines *
 steal(nrm_resource *pool)
 {

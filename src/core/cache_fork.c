@@ -1,9 +1,9 @@
 /*
- * The caches over a fork: every owner but the one that forks is kept out, so that a child
- * finds all of them consistent, and what the child must not use is taken out of its reach.
- * Meanwhile pools look at what threads have of them: nobody needs it in a child
- * (core/left_out.h). It stays where it is, so a fork takes nothing from the threads of the
- * parent, and there is no moment at which they could have taken more.
+ * The caches over a fork: every owner but the one that forks is kept out, so that a
+ * child finds all of them consistent, and what the child must not use is taken out of
+ * its reach. Meanwhile pools look at what threads have of them: nobody needs it in a
+ * child (core/left_out.h). It stays where it is, so a fork takes nothing from the
+ * threads of the parent, and there is no moment at which they could have taken more.
  */
 #include "core/cache_internal.h"
 
@@ -22,8 +22,8 @@ fork_parent(void)
     }
 }
 
-/* Nobody watches the pools of a child until a block goes the long way, as the next one does
-   now. */
+/* Nobody watches the pools of a child until a block goes the long way, as the next one
+   does now. */
 static void
 keep_no_more(struct nrm__cache *cache)
 {
@@ -47,8 +47,9 @@ forbid_driver_memory(struct nrm__cache *cache)
     }
 }
 
-/* What other threads kept stays in their caches until the pool is drained. They may have
-   looked in, and turned back, at the moment of the fork: they will not leave any more. */
+/* What other threads kept stays in their caches until the pool is drained. They may
+   have looked in, and turned back, at the moment of the fork: they will not leave any
+   more. */
 static void
 fork_child(void)
 {

@@ -1,7 +1,7 @@
 /*
- * What core/cache.c (the caches, their slots and magazines), cache_keep.c (what pools put
- * into them and take out), cache_drain.c (others at a cache), cache_fork.c and shard.c
- * share.
+ * What core/cache.c (the caches, their slots and magazines), cache_keep.c (what pools
+ * put into them and take out), cache_drain.c (others at a cache), cache_fork.c and
+ * shard.c share.
  */
 #ifndef NRM_CORE_CACHE_INTERNAL_H
 #define NRM_CORE_CACHE_INTERNAL_H
@@ -10,7 +10,8 @@
 #include "core/cache.h"
 #include "os/fork.h"
 
-/* Guards the list of caches, every slot against all but its owner, and the list of shards. */
+/* Guards the list of caches, every slot against all but its owner, and the list of
+   shards. */
 extern struct nrm__lock nrm__cache_lock;
 
 /* The list of caches, by their links. */
@@ -57,7 +58,8 @@ void nrm__slot_equip(struct nrm__slot *slot, struct nrm__magazines *magazines);
 void nrm__cache_set_magazines_locked(struct nrm__cache *cache, nrm_resource *pool,
                                      struct nrm__magazines *magazines);
 
-/* Forgets a slot, and those that lead to it. Returns magazines to give back, or NULL. */
+/* Forgets a slot, and those that lead to it. Returns magazines to give back, or
+   NULL. */
 struct nrm__magazines *nrm__cache_clear_slot_locked(struct nrm__cache *cache,
                                                     struct nrm__slot *slot);
 

@@ -1,7 +1,8 @@
 /*
- * What pools ask of the cache of the calling thread: how much it wants of a size, to keep
- * what they have for it, and to give up what is in its way. They come here from outside, on
- * the long way of a request; the short way (core/short.h) does the same inside.
+ * What pools ask of the cache of the calling thread: how much it wants of a size, to
+ * keep what they have for it, and to give up what is in its way. They come here from
+ * outside, on the long way of a request; the short way (core/short.h) does the same
+ * inside.
  */
 #include <string.h>
 
@@ -177,7 +178,8 @@ nrm__cache_make_room(nrm_resource *pool, size_t nbytes, uint64_t stream,
     return found;
 }
 
-/* The set of a size of blocks that are anybody's, if it has one of its own; NULL: not so. */
+/* The set of a size of blocks that are anybody's, if it has one of its own; NULL: not
+   so. */
 static struct nrm__cache_set *
 sized_set(const struct nrm__slot *slot, size_t nbytes)
 {

@@ -1,12 +1,12 @@
 /*
  * What a thread has freed of a pool that waits for GPUs (core/uses.h).
  *
- * Such a block is stamped with the open epoch and stands aside, oldest first, where nobody
- * takes it from. When its epoch is done the oldest is handed out again, without a lock, or
- * comes into the sets where it is in the way of others. Closing epochs is the pool's part,
- * and whatever it does on the long way, from looking for memory to waiting for the GPU, it
- * first takes back what is parked here, so that it decides over all of it. A block with
- * known uses is never parked here.
+ * Such a block is stamped with the open epoch and stands aside, oldest first, where
+ * nobody takes it from. When its epoch is done the oldest is handed out again, without
+ * a lock, or comes into the sets where it is in the way of others. Closing epochs is
+ * the pool's part, and whatever it does on the long way, from looking for memory to
+ * waiting for the GPU, it first takes back what is parked here, so that it decides over
+ * all of it. A block with known uses is never parked here.
  */
 #include "core/cache.h"
 
@@ -64,7 +64,8 @@ nrm__cache_unpark(struct nrm__magazines *magazines, struct nrm__parked *out)
     return n;
 }
 
-/* The magazines of this thread, if it has parked or kept any; NULL: not so, and outside. */
+/* The magazines of this thread, if it has parked or kept any; NULL: not so, and
+   outside. */
 static struct nrm__magazines *
 enter(nrm_resource *pool, struct nrm__cache **out)
 {

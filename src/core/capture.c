@@ -1,9 +1,9 @@
 /*
- * See capture.h. A capture is in the list from the first memory that is used in it until its
- * graph is gone. The destructor of the driver's object pushes it to `gone`, from where it is
- * taken out as a whole. The reset of a context ends its graphs without a word: then the tags
- * of its memory are closed, and what describes the capture stays, as the driver may yet
- * come back to it.
+ * See capture.h. A capture is in the list from the first memory that is used in it
+ * until its graph is gone. The destructor of the driver's object pushes it to `gone`,
+ * from where it is taken out as a whole. The reset of a context ends its graphs without
+ * a word: then the tags of its memory are closed, and what describes the capture stays,
+ * as the driver may yet come back to it.
  */
 #include "core/capture.h"
 
@@ -330,8 +330,8 @@ no_memory(void)
     return nrm__error(NRM_OUT_OF_MEMORY, "no memory to describe a stream capture");
 }
 
-/* NRM_NOT_FOUND (not recorded): the capture is not in the list yet. `stream` may be NULL: the
-   tags are of no stream then; and `pool`: none is kept. */
+/* NRM_NOT_FOUND (not recorded): the capture is not in the list yet. `stream` may be
+   NULL: the tags are of no stream then; and `pool`: none is kept. */
 static nrm_status
 join(uint64_t id, const nrm_stream *stream, nrm_resource *pool,
      struct nrm__capture_tags *out)
@@ -357,8 +357,8 @@ join(uint64_t id, const nrm_stream *stream, nrm_resource *pool,
     return status == NRM_OUT_OF_MEMORY ? no_memory() : status;
 }
 
-/* Two threads may list one capture each of the same number: the first is used, and the other
-   goes when the graph does. */
+/* Two threads may list one capture each of the same number: the first is used, and the
+   other goes when the graph does. */
 static nrm_status
 list(const struct nrm__cuda_capture *seen)
 {

@@ -1,7 +1,7 @@
 /*
- * See capture_frees.h. A graph is known here by the tag of it (core/capture.h), found when the
- * capture begins, as giving a block back asks the driver nothing. Meanwhile no thread keeps
- * blocks of memory that GPUs see: each comes this way.
+ * See capture_frees.h. A graph is known here by the tag of it (core/capture.h), found
+ * when the capture begins, as giving a block back asks the driver nothing. Meanwhile no
+ * thread keeps blocks of memory that GPUs see: each comes this way.
  */
 #include "core/capture_frees.h"
 

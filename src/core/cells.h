@@ -1,7 +1,8 @@
 /*
- * The shortest way, inline: cells that this thread keeps, for host memory without a stream.
- * Whatever does not fit goes on in core/pair.c, which has what is common to all; NumPy's
- * calls begin here too (python/handler.c), as a call more is a tenth of what they cost.
+ * The shortest way, inline: cells that this thread keeps, for host memory without a
+ * stream. Whatever does not fit goes on in core/pair.c, which has what is common to
+ * all; NumPy's calls begin here too (python/handler.c), as a call more is a tenth of
+ * what they cost.
  */
 #ifndef NRM_CORE_CELLS_H
 #define NRM_CORE_CELLS_H
@@ -9,8 +10,8 @@
 #include "core/pair.h"
 #include "core/short_give.h"
 
-/* In core/pair.c, inside: raises a shard, counts in those behind it, and leaves. Returns
-   what was allocated. */
+/* In core/pair.c, inside: raises a shard, counts in those behind it, and leaves.
+   Returns what was allocated. */
 __attribute__((returns_nonnull)) void *nrm__cells_raise(struct nrm__cache *cache,
                                                         struct nrm__shard *shard,
                                                         size_t nbytes, void *ptr);

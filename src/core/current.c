@@ -5,12 +5,14 @@
  * may set it, and what is found must not die before it is used. A lock and a reference
  * would be three locked instructions for each look-up. Here it is one: a slot has the
  * address of its resource in the lower 48 bits of a word and in the upper 16 how many
- * references were handed out, and the table holds that many in advance. Who looks up adds
- * one to the count and has, in the same instruction, the address and a reference. Who
- * sets a slot exchanges the word and gives back what is left of the old one's references.
+ * references were handed out, and the table holds that many in advance. Who looks up
+ * adds one to the count and has, in the same instruction, the address and a reference.
+ * Who sets a slot exchanges the word and gives back what is left of the old one's
+ * references.
  *
- * Whoever finds the count above half of what is held puts a half of it back, so more than
- * that are never handed out, but for one by each thread that is at that very point.
+ * Whoever finds the count above half of what is held puts a half of it back, so more
+ * than that are never handed out, but for one by each thread that is at that very
+ * point.
  */
 #include "core/current.h"
 

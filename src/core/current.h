@@ -14,8 +14,8 @@ void nrm__current_forget_driver(void);
    `device`'s. Never initialises CUDA. */
 int nrm__current_device(void);
 
-/* The same, and calls cuInit if nobody did: only an initialised driver can tell. Where there
-   is none, the resource says so when it is asked for memory. */
+/* The same, and calls cuInit if nobody did: only an initialised driver can tell. Where
+   there is none, the resource says so when it is asked for memory. */
 int nrm__current_device_asked(void);
 
 #endif

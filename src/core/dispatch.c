@@ -2,11 +2,11 @@
  * Allocation and deallocation: what every resource has in common.
  *
  * The public calls validate (core/request.c), find the block and claim it, so that an
- * address is given back once and only to the resource it came through (those of them that
- * threads can serve from what they keep begin in core/pair.c). The inner calls, which
- * adaptors and pools use for their upstreams, map and count. A block that is claimed
- * belongs to the caller alone until it is given back or unclaimed. Reallocation is made of
- * these (core/reallocate.c).
+ * address is given back once and only to the resource it came through (those of them
+ * that threads can serve from what they keep begin in core/pair.c). The inner calls,
+ * which adaptors and pools use for their upstreams, map and count. A block that is
+ * claimed belongs to the caller alone until it is given back or unclaimed. Reallocation
+ * is made of these (core/reallocate.c).
  */
 #include <string.h>
 
@@ -284,7 +284,8 @@ nrm__deallocate(nrm_resource *mr, const struct nrm__block *block, nrm_stream *st
 void
 nrm__deallocate_later(nrm_resource *mr, const struct nrm__block *block)
 {
-    /* Adaptors on the way count now; the owner gets the block when its epoch is done. */
+    /* Adaptors on the way count now; the owner gets the block when its epoch is
+       done. */
     while (mr != block->owner) {
         nrm_resource *next = nrm__branch_of(mr, block);
         count_deallocation(mr, block->nbytes);

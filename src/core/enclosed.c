@@ -2,10 +2,11 @@
  * Adding up what holds a resource: see enclosed.h.
  *
  * The resources on top of it are a tree, mostly of one branch, and each of them must be
- * enclosed itself. Those that draw on it are listed under the lock of the list of resources
- * (core/resource.c), so none of them dies in the middle. Blocks hold their owner by a
- * reference each; a pool that holds itself (NRM__OPS_HOLDS) counts them instead, and what
- * threads keep of it, which is nobody's, is not among its live blocks.
+ * enclosed itself. Those that draw on it are listed under the lock of the list of
+ * resources (core/resource.c), so none of them dies in the middle. Blocks hold their
+ * owner by a reference each; a pool that holds itself (NRM__OPS_HOLDS) counts them
+ * instead, and what threads keep of it, which is nobody's, is not among its live
+ * blocks.
  */
 #include "core/enclosed.h"
 

@@ -1,4 +1,5 @@
-/* See exchange.h. To the rest of the core it looks as if every context had been reset. */
+/* See exchange.h. To the rest of the core it looks as if every context had been
+   reset. */
 #include "core/exchange.h"
 
 #include "base/error.h"

@@ -6,8 +6,8 @@
 
 /*
  * Gives back what waits for the old driver, forgets the built-in resources made on it,
- * and loads `path` ("simulator", or NULL: the usual search) at the next use. Blocks that
- * live keep their memory; it is not page-locked for the new driver.
+ * and loads `path` ("simulator", or NULL: the usual search) at the next use. Blocks
+ * that live keep their memory; it is not page-locked for the new driver.
  */
 nrm_status nrm__driver_exchange(const char *path);
 

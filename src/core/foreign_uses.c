@@ -1,7 +1,7 @@
 /*
- * Uses in contexts that are not primary, which the context epochs do not see: an event of
- * such a context, and a tag that is closed when the event is done, as a graph's is when the
- * graph is gone (core/capture.c).
+ * Uses in contexts that are not primary, which the context epochs do not see: an event
+ * of such a context, and a tag that is closed when the event is done, as a graph's is
+ * when the graph is gone (core/capture.c).
  */
 #include "base/error.h"
 #include "base/lock.h"
@@ -86,7 +86,8 @@ nrm__foreign_uses_reap(void)
     }
     for (struct foreign *each = take_foreigners(), *next; each != NULL; each = next) {
         next = each->next;
-        /* When all contexts were forgotten, with the driver, the tag is done already. */
+        /* When all contexts were forgotten, with the driver, the tag is done
+           already. */
         bool was_forgotten = nrm__order_is_done(each->tag);
         if (was_forgotten || nrm__cuda_lone_end(&each->event)) {
             nrm__order_close(each->tag);

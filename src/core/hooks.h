@@ -1,5 +1,6 @@
 /*
- * What the core asks of the language above it, as function pointers: it knows no Python.
+ * What the core asks of the language above it, as function pointers: it knows no
+ * Python.
  */
 #ifndef NRM_CORE_HOOKS_H
 #define NRM_CORE_HOOKS_H
@@ -28,9 +29,9 @@ void *nrm__detach(void);
 void nrm__attach(void *token);
 
 /*
- * For a request that failed for lack of memory and came from the language itself, which may
- * run code of its own then: never for an array's handler. No lock of ours is held. True: it
- * is worth one more try.
+ * For a request that failed for lack of memory and came from the language itself, which
+ * may run code of its own then: never for an array's handler. No lock of ours is held.
+ * True: it is worth one more try.
  */
 bool nrm__collect(void);
 

@@ -1,11 +1,11 @@
 /*
  * The table of known uses. known_uses.h says what they are for.
  *
- * They are kept beside the blocks, in a table by start address, so that a use costs nothing
- * where there is none, and so that it does not matter who owns the block and how that
- * describes it. The table is striped, and each stripe has a lock of its own that is held for
- * a few instructions, under which nobody waits: with the fence that a stamp needs, it
- * is most of what a use costs.
+ * They are kept beside the blocks, in a table by start address, so that a use costs
+ * nothing where there is none, and so that it does not matter who owns the block and
+ * how that describes it. The table is striped, and each stripe has a lock of its own
+ * that is held for a few instructions, under which nobody waits: with the fence that a
+ * stamp needs, it is most of what a use costs.
  */
 #include "core/known_uses.h"
 
@@ -138,8 +138,8 @@ nrm__reuse_set(nrm_resource *mr, nrm_reuse reuse)
 
 /* ---- the table ---- */
 
-/* Looks for the same stream's use of the block, and raises it; forgets what is done on the
-   way. Counts what is left of the block. */
+/* Looks for the same stream's use of the block, and raises it; forgets what is done on
+   the way. Counts what is left of the block. */
 static bool
 raise_locked(struct stripe *stripe, const struct nrm__use *use, unsigned *out_n,
              struct nrm__order_tag *out_oldest)
@@ -233,7 +233,8 @@ find_locked(struct nrm__use *use, uintptr_t start, struct nrm__order_tag tag)
     return use;
 }
 
-/* The first use of a block; false: it has others, or there is no room. Releases the stripe. */
+/* The first use of a block; false: it has others, or there is no room. Releases the
+   stripe. */
 __attribute__((noinline)) static bool
 note_first_locked(struct stripe *stripe, uintptr_t start, struct nrm__order_tag tag,
                   uintptr_t handle, bool (*is_tracked)(uintptr_t start))
@@ -436,7 +437,8 @@ nrm__uses_drop(struct nrm__use *uses)
     }
 }
 
-/* The background thread must not record on a stream: its owner may begin to capture it. */
+/* The background thread must not record on a stream: its owner may begin to capture
+   it. */
 void
 nrm__use_poll(struct nrm__order_tag tag)
 {

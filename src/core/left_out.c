@@ -1,20 +1,20 @@
 /*
  * See left_out.h. Three hooks of each fork are here. The first runs before any lock is
- * taken: it decides what is left out. Then the pools, the retired list and the block map
- * offer what they have, each under its own lock, pools what threads keep, who are kept out
- * by then, and sources what they have in hand. The last hook tells the kernel
+ * taken: it decides what is left out. Then the pools, the retired list and the block
+ * map offer what they have, each under its own lock, pools what threads keep, who are
+ * kept out by then, and sources what they have in hand. The last hook tells the kernel
  * (MADV_DONTFORK), and is the first after the fork: in the parent, also when the fork
- * failed, it takes all of it back; in the child it keeps the addresses, as pools and the
- * block map still name them.
+ * failed, it takes all of it back; in the child it keeps the addresses, as pools and
+ * the block map still name them.
  *
- * A range costs four calls of the kernel, which split and join mappings: 40 microseconds in
- * all where they were slow, as long as it takes to copy 16 pages. So smaller ranges are
- * left to the copy, and of more than MAX_RANGES the largest are taken: they stand in a
- * heap, the smallest on top. Each may add two mappings to those of the process, which are
- * limited.
+ * A range costs four calls of the kernel, which split and join mappings: 40
+ * microseconds in all where they were slow, as long as it takes to copy 16 pages. So
+ * smaller ranges are left to the copy, and of more than MAX_RANGES the largest are
+ * taken: they stand in a heap, the smallest on top. Each may add two mappings to those
+ * of the process, which are limited.
  *
- * What pin() has locked is never left out: it belongs to an allocator of other people, which
- * may write to it in the child, where the program frees it.
+ * What pin() has locked is never left out: it belongs to an allocator of other people,
+ * which may write to it in the child, where the program frees it.
  */
 #include "core/left_out.h"
 
@@ -104,7 +104,8 @@ is_of_ours(const nrm_resource *mr)
 
 /* ---- before ---- */
 
-/* What a pool has and has not given out; what a source has back and not unlocked yet. */
+/* What a pool has and has not given out; what a source has back and not unlocked
+   yet. */
 static size_t
 idle_nbytes(nrm_resource *mr)
 {

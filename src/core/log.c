@@ -1,17 +1,17 @@
 /*
- * See log.h. One thread drains at a time; it holds no lock while it writes, so a fork does
- * not wait for a disk, and whoever needs a drain meanwhile waits for the one in progress.
+ * See log.h. One thread drains at a time, and holds no lock while it writes: a fork
+ * waits for no disk. Whoever needs a drain meanwhile waits for the one in progress.
  *
- * Rows stand in an order in which the requests can have happened: the free of an address
- * before the allocation that gets it next, in whichever threads. A thread that gives a block
- * back says so first (`pending`), with the time, and notes the record afterwards. A drain
- * looks at what is noted, and then at what is pending: of what it saw before it looked, the
- * records older than all that is pending or was noted meanwhile can go. What somebody waits
- * for goes in any case after a while: a thread may be giving a block back for long, or wait
- * for this one.
+ * Rows stand in an order in which the requests can have happened: the free of an
+ * address before the allocation that gets it next, in whichever threads. A thread that
+ * gives a block back says so first (`pending`), with the time, and notes the record
+ * afterwards. A drain looks at what is noted, and then at what is pending: of what it
+ * saw before it looked, the records older than all that is pending or was noted
+ * meanwhile can go. What somebody waits for goes in any case after a while: a thread
+ * may be giving a block back for long, or wait for this one.
  *
- * A forked child has nothing of what its parent's threads had noted: the parent writes it.
- * What the child notes goes to the same file, which is opened for appending.
+ * A forked child has nothing of what its parent's threads had noted: the parent writes
+ * it. What the child notes goes to the same file, which is opened for appending.
  */
 #include "core/log.h"
 
@@ -38,13 +38,13 @@
 
 static struct nrm__lock lock = NRM__LOCK_INIT(NRM__RANK_LOG);
 
-/* The background thread drains a moment after the first record, and soon when a ring is half
-   full. It needs no log for that, and so keeps none: they end when they are let go of. */
+/* The background thread drains a moment after the first record, and soon when a ring is
+   half full. It needs no log for that, and keeps none alive. */
 static nrm_resource keeper = {.refcount = 1};
 static struct nrm__watched watched;
 static atomic_bool is_watched, is_urgent;
 
-/* Under the lock. What is in the list of rings stays there while a drain is in progress. */
+/* Under the lock. What is in the list stays there while a drain is in progress. */
 static struct nrm__log_ring *rings, *free_rings;
 static bool is_draining;
 
@@ -178,8 +178,8 @@ record_at(const struct nrm__log_ring *ring, uint64_t i)
     return &ring->records[i % NRM__LOG_RECORDS];
 }
 
-/* Notes what each ring has; returns the time that records must be older than. A thread whose
-   ring is new may give back what one of them says it has now. */
+/* Notes what each ring has; returns the time that records must be older than. A thread
+   whose ring is new may give back what one of them says it has now. */
 static uint64_t
 see_rings(struct nrm__log_ring *first)
 {
@@ -200,8 +200,8 @@ see_rings(struct nrm__log_ring *first)
     return cut;
 }
 
-/* The ring with the oldest record that was seen; `out_next`: the time of the oldest one of
-   all others, or the cut. NULL: none is older than the cut. */
+/* The ring with the oldest record that was seen; `out_next`: the time of the oldest one
+   of all others, or the cut. NULL: none is older than the cut. */
 static struct nrm__log_ring *
 oldest_ring(struct nrm__log_ring *first, uint64_t cut, uint64_t *out_next)
 {
@@ -261,8 +261,8 @@ add_row_locked(const struct nrm__log_record *record, int thread,
     return file;
 }
 
-/* Makes rows of the records of a ring up to a time, of at least one; its owner may use their
-   room. Under the lock, as a child counts what is left in the rings. */
+/* Makes rows of the records of a ring up to a time, of at least one; its owner may use
+   their room. Under the lock, as a child counts what is left in the rings. */
 static void
 take_records(struct nrm__log_ring *ring, uint64_t next,
              const struct nrm__log_scale *scale)
@@ -304,8 +304,8 @@ drain_seen(struct nrm__log_ring *first, uint64_t cut)
     }
 }
 
-/* Between begin_drain and end_drain, as the next. False: something has to wait for what is
-   pending. */
+/* Between begin_drain and end_drain, as the next. False: something has to wait for what
+   is pending. */
 static bool
 drain_once(bool is_late)
 {
@@ -327,8 +327,8 @@ want_all(void)
     }
 }
 
-/* All that was noted before the call, in the order of time as long as nobody has to wait for
-   it too long. */
+/* All that was noted before the call, in the order of time as long as nobody has to
+   wait for it too long. */
 static void
 drain_all(void)
 {
@@ -403,8 +403,8 @@ look(nrm_resource *mr, uint64_t now_ns, bool is_first)
     return goes_on ? now_ns + DELAY_NS : 0;
 }
 
-/* A thread that gives a block back may have to wait for the interpreter's lock before it notes
-   that, so who holds the lock must not wait for it. */
+/* A thread that gives a block back may have to wait for the interpreter's lock before
+   it notes that, so who holds the lock must not wait for it. */
 static void
 make_room_detached(struct nrm__log_ring *ring, uint64_t head)
 {
@@ -550,8 +550,8 @@ at_exit(void)
     end_drain();
 }
 
-/* What is in the rings is the parent's to write, and so is what is on its way into a file;
-   the counters are of both. */
+/* What is in the rings is the parent's to write, and so is what is on its way into a
+   file; the counters are of both. */
 static void
 forget_records(struct nrm__log_ring *ring)
 {

@@ -1,11 +1,12 @@
 /*
- * The log of requests: what adaptors/logging.c notes in a few stores, as rows of text in a
- * file a moment later.
+ * The log of requests: what adaptors/logging.c notes in a few stores, as rows of text
+ * in a file a moment later.
  *
- * Each thread writes records into a ring of its own, without a lock. A drain takes what all
- * rings have, in the order of time, and writes rows: in the background thread, when somebody
- * flushes, when a ring is full, and at the end of the process. Nothing is dropped: who finds
- * his ring full drains it himself. Rows that the system does not take are counted, and said.
+ * Each thread writes records into a ring of its own, without a lock. A drain takes what
+ * all rings have, in the order of time, and writes rows: in the background thread, when
+ * somebody flushes, when a ring is full, and at the end of the process. Nothing is
+ * dropped: who finds his ring full drains it himself. Rows that the system does not
+ * take are counted, and said.
  */
 #ifndef NRM_CORE_LOG_H
 #define NRM_CORE_LOG_H
@@ -48,8 +49,8 @@ struct nrm__log_record {
 /* Records from `tail` to `head`, which count on for ever, belong to whoever drains. */
 struct nrm__log_ring {
     _Alignas(64) atomic_uint_least64_t head; /* written by the owner */
-    /* Of an operation of the owner that is not in the ring yet: no record of a later time is
-       taken before it. 0: none. */
+    /* Of an operation of the owner that is not in the ring yet: no record of a later
+       time is taken before it. 0: none. */
     atomic_uint_least64_t pending;
     atomic_uint_least64_t
         limit;           /* the head at which the owner calls nrm__log_pressed */
@@ -62,8 +63,8 @@ struct nrm__log_ring {
 };
 
 /*
- * A file of rows, with its first line; emptied, unless this process writes to it already:
- * then both write to one. NRM_OS_ERROR. `path` is borrowed.
+ * A file of rows, with its first line; emptied, unless this process writes to it
+ * already: then both write to one. NRM_OS_ERROR. `path` is borrowed.
  */
 nrm_status nrm__log_open(const char *path, struct nrm__log_file **out);
 
@@ -71,8 +72,8 @@ nrm_status nrm__log_open(const char *path, struct nrm__log_file **out);
    error. */
 void nrm__log_close(struct nrm__log_file *file);
 
-/* Writes what was noted before the call. NRM_OS_ERROR: rows were lost since the last call
-   that said so; the message says how many, and why. */
+/* Writes what was noted before the call. NRM_OS_ERROR: rows were lost since the last
+   call that said so; the message says how many, and why. */
 nrm_status nrm__log_flush(struct nrm__log_file *file);
 
 /* Writes and counts what there is in all rings. */
@@ -91,9 +92,9 @@ struct nrm__log_ring *nrm__log_make_ring(void);
 /* For those. */
 void nrm__log_note_directly(const struct nrm__log_record *record);
 
-/* A ring has its first record, is half full, or nearly: sees to it that it is drained, after a
-   moment or at once. No lock is held. `may_detach`: the interpreter's neither, if somebody has
-   to wait. */
+/* A ring has its first record, is half full, or nearly: sees to it that it is drained,
+   after a moment or at once. No lock is held. `may_detach`: the interpreter's neither,
+   if somebody has to wait. */
 void nrm__log_pressed(struct nrm__log_ring *ring, bool may_detach);
 
 /* The ring of this thread; NULL: it has none yet. */

@@ -1,11 +1,11 @@
 /*
  * Rows as RMM writes them: `Thread,Time,Action,Pointer,Size,Stream`.
  *
- * They are put together by hand, as that takes a fifth of what printf does, and a drain may
- * have to keep up with a thread that does nothing but allocate. A file is opened for
- * appending, so that a forked child, which goes on with it, overwrites nothing. The zone of
- * local time is asked for when the file is opened: asking takes a lock of the C library, which
- * a forked child may find taken for ever.
+ * They are put together by hand, as that takes a fifth of what printf does, and a drain
+ * may have to keep up with a thread that does nothing but allocate. A file is opened
+ * for appending, so that a forked child, which goes on with it, overwrites nothing. The
+ * zone of local time is asked for when the file is opened: asking takes a lock of the C
+ * library, which a forked child may find taken for ever.
  */
 #include "core/log_file.h"
 

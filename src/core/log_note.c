@@ -1,6 +1,6 @@
 /*
- * See log_note.h. What is pending is the first free of a thread that has begun and has no
- * record yet: one inside another one, as of a callback, is later than that.
+ * See log_note.h. What is pending is the first free of a thread that has begun and has
+ * no record yet: one inside another one, as of a callback, is later than that.
  */
 #include "core/log_note.h"
 

@@ -1,6 +1,7 @@
 /*
- * The length of a tick is that of all ticks since the first log was opened, measured against
- * the monotonic clock, which nobody sets. The real-time clock is asked at each drain.
+ * The length of a tick is that of all ticks since the first log was opened, measured
+ * against the monotonic clock, which nobody sets. The real-time clock is asked at each
+ * drain.
  */
 #include "core/log_scale.h"
 
@@ -13,8 +14,8 @@ static struct {
     uint64_t ticks, monotonic_ns;
 } known;
 
-/* Two drains find another length, by some nanoseconds: then time stands still for a moment, and
-   does not go back unless somebody has set the clock. */
+/* Two drains find another length, by some nanoseconds: then time stands still for a
+   moment, and does not go back unless somebody has set the clock. */
 #define NOISE_NS INT64_C(1000000)
 static int64_t last_ns;
 

@@ -1,11 +1,11 @@
 /*
  * Requests through an adaptor that logs.
  *
- * They go on to its upstream, which serves them as if it had been asked itself. Where that
- * has a short way the whole of it is here, and the record is written before the thread
- * leaves its cache: until then nobody else can have the block that it gives back, so
- * nothing has to be pending meanwhile. All others are public calls of the upstream, with a
- * look at the block before it goes, as a record has its size.
+ * They go on to its upstream, which serves them as if it had been asked itself. Where
+ * that has a short way the whole of it is here, and the record is written before the
+ * thread leaves its cache: until then nobody else can have the block that it gives
+ * back, so nothing has to be pending meanwhile. All others are public calls of the
+ * upstream, with a look at the block before it goes, as a record has its size.
  */
 #include "core/logged.h"
 
@@ -50,8 +50,8 @@ look_up_nbytes(const void *ptr)
     return block.nbytes;
 }
 
-/* Of the live block that starts at an address, mostly without a lock or a reference; 0: none
-   does. */
+/* Of the live block that starts at an address, mostly without a lock or a reference; 0:
+   none does. */
 static size_t
 live_nbytes(const void *ptr)
 {
@@ -151,8 +151,8 @@ count_and_leave(struct nrm__cache *cache, const struct nrm__slot *slot, size_t n
     return __builtin_expect(is_pressed, 0) ? press(ring, in) : NRM_OK;
 }
 
-/* Writes the record of a block, counts it and leaves. The bytes of a free are booked out
-   behind the record, as others may have them then. */
+/* Writes the record of a block, counts it and leaves. The bytes of a free are booked
+   out behind the record, as others may have them then. */
 __attribute__((always_inline)) static inline nrm_status
 record_and_leave(nrm_resource *mr, struct nrm__cache *cache, struct nrm__slot *slot,
                  struct nrm__log_ring *ring, enum nrm__log_action action,
@@ -168,8 +168,8 @@ record_and_leave(nrm_resource *mr, struct nrm__cache *cache, struct nrm__slot *s
     return count_and_leave(cache, slot, nbytes, in, ring, is_pressed);
 }
 
-/* The cache of this thread, with the slot of the upstream, entered; NULL: there is no short
-   way. On a stream of others the driver has to be asked first, from outside. */
+/* The cache of this thread, with the slot of the upstream, entered; NULL: there is no
+   short way. On a stream of others the driver has to be asked first, from outside. */
 static inline struct nrm__slot *
 enter(nrm_resource *mr, const nrm_stream *stream, struct nrm__cache **out)
 {
@@ -221,8 +221,9 @@ deallocate_rest(nrm_resource *mr, void *ptr, nrm_stream *stream)
 
 /* ---- the usual cells and blocks ---- */
 
-/* Inside, where processors count ticks. While this thread has the only cache no other one can
-   have handed it the block, whose row a time that is read too soon could come before. */
+/* Inside, where processors count ticks. While this thread has the only cache no other
+   one can have handed it the block, whose row a time that is read too soon could come
+   before. */
 static inline uint64_t
 ticks_now(void)
 {
@@ -242,8 +243,8 @@ is_usual(const struct nrm__slot *slot, size_t nbytes, size_t alignment,
            nrm__short_aligns(slot, alignment, slot->magazines->alignment);
 }
 
-/* The requested size of a block of a stream that stays, or of a cell or block of the host;
-   0: it is none of those. */
+/* The requested size of a block of a stream that stays, or of a cell or block of the
+   host; 0: it is none of those. */
 __attribute__((always_inline)) static inline size_t
 claim_on(struct nrm__slot *slot, void *ptr, const nrm_stream *stream)
 {

@@ -2,8 +2,8 @@
  * Events that a program records itself. Queries and waits are those of copies
  * (core/transfer.h), which are told by an event as well.
  *
- * The special handles mean a stream of the context that is current, as they do in the driver;
- * where none is, of the one that a request would choose.
+ * The special handles mean a stream of the context that is current, as they do in the
+ * driver; where none is, of the one that a request would choose.
  */
 #include "core/marker.h"
 
@@ -33,7 +33,8 @@ nrm__marker_event(const struct nrm__marker *marker)
     };
 }
 
-/* An event whose context has ended is none any more, and its handle perhaps another's. */
+/* An event whose context has ended is none any more, and its handle perhaps
+   another's. */
 static void
 forget_ended(const struct nrm__driver *driver, struct nrm__marker *marker)
 {

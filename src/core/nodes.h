@@ -1,6 +1,7 @@
 /*
- * Memory for descriptions (map entries, pool nodes, resources), from the system and never
- * from malloc. Fixed size classes up to 4 KiB; freed nodes are kept for the next request.
+ * Memory for descriptions (map entries, pool nodes, resources), from the system and
+ * never from malloc. Fixed size classes up to 4 KiB; freed nodes are kept for the next
+ * request.
  */
 #ifndef NRM_CORE_NODES_H
 #define NRM_CORE_NODES_H

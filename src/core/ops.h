@@ -2,9 +2,10 @@
  * How a resource is built: an ops table, and the struct that every concrete resource
  * starts with.
  *
- * The dispatcher (core/dispatch.c) validates, handles zero bytes, maps the block, counts,
- * zeroes and records errors. An op may assume valid arguments, holds no lock of ours when
- * it is called, and holds none when it calls an upstream or the outside world.
+ * The dispatcher (core/dispatch.c) validates, handles zero bytes, maps the block,
+ * counts, zeroes and records errors. An op may assume valid arguments, holds no lock of
+ * ours when it is called, and holds none when it calls an upstream or the outside
+ * world.
  */
 #ifndef NRM_CORE_OPS_H
 #define NRM_CORE_OPS_H
@@ -40,7 +41,8 @@ enum {
     NRM__BLOCK_IS_COUNTED = 1u << 5, /* of a claimed cell: it was marked so */
 };
 
-/* A live block by value: found, or just made. What stands behind `record` is the owner's. */
+/* A live block by value: found, or just made. What stands behind `record` is the
+   owner's. */
 struct nrm__block {
     void *ptr;
     size_t nbytes;   /* as requested */
@@ -104,8 +106,8 @@ struct nrm__account {
 struct nrm__front {
     nrm_resource *pool;   /* that serves it, through nothing that must know */
     nrm_resource *behind; /* the next one on the way there, which counts; NULL: none */
-    /* That serves requests above `limit`, if any does, and for whom it does so: those that
-       lead there count and book them too, and have no short way for them. */
+    /* That serves requests above `limit`, if any does, and for whom it does so: those
+       that lead there count and book them too, and have no short way for them. */
     nrm_resource *large, *large_for;
     struct nrm__account *account; /* that it is booked in, or NULL */
     size_t limit;                 /* requests of more bytes go the long way */
@@ -149,8 +151,8 @@ struct nrm__ops {
     /* Owners of segments: a claimed block whose size the caller changed in place. */
     void (*unclaim_block)(nrm_resource *self, const struct nrm__block *block);
 
-    /* Sources whose memory cannot go back at once: gives a block back for good, with its
-       epoch done, detached, no lock held. See core/uses.h. */
+    /* Sources whose memory cannot go back at once: gives a block back for good, with
+       its epoch done, detached, no lock held. See core/uses.h. */
     void (*release_block)(nrm_resource *self, const struct nrm__block *block);
 
     /* Optional: makes a block usable again after a context was reset. */
@@ -165,31 +167,32 @@ struct nrm__ops {
     /* Optional: false when no request may take a short way. */
     bool (*front)(nrm_resource *self, struct nrm__front *out);
 
-    /* Pools with a front: all that a thread kept comes back; empties `magazines`. NULL: what
-       is on the way from one thread to another does. The caller holds the pool. */
+    /* Pools with a front: all that a thread kept comes back; empties `magazines`. NULL:
+       what is on the way from one thread to another does. The caller holds the pool. */
     void (*take_back)(nrm_resource *self, struct nrm__magazines *magazines);
 
-    /* Those of them that wait for GPUs: closes an epoch, in which a thread has parked so many
-       blocks. False: not now. */
+    /* Those of them that wait for GPUs: closes an epoch, in which a thread has parked
+       so many blocks. False: not now. */
     bool (*close_epoch)(nrm_resource *self, uint64_t n_blocks);
 
     /* Adaptors: the upstream that a live block must be given back to, or NULL. */
     nrm_resource *(*branch)(nrm_resource *self, const struct nrm__block *block);
 
-    /* Of an adaptor that logs, and has no front: where in its struct its nrm__log stands.
-       The public calls go on to those of the upstream, short way and all, and are noted
-       (core/logged.c); blocks that come another way it sees in the ops above. 0: of others. */
+    /* Of an adaptor that logs, and has no front: where in its struct its nrm__log
+       stands. The public calls go on to those of the upstream, short way and all, and
+       are noted (core/logged.c); blocks that come another way it sees in the ops above.
+       0: of others. */
     size_t log;
 
-    /* Adaptors, optional: a block goes back past this one (nrm__deallocate_later), which
-       does what its deallocate does besides passing it on. */
+    /* Adaptors, optional: a block goes back past this one (nrm__deallocate_later),
+       which does what its deallocate does besides passing it on. */
     void (*forget_block)(nrm_resource *self, const struct nrm__block *block);
 
     /* Optional: checks every invariant, aborts on the first that fails (tests). */
     void (*check)(nrm_resource *self);
 
-    /* Optional: where the resource's struct has its lock, which is then held around a fork,
-       the three functions below included. */
+    /* Optional: where the resource's struct has its lock, which is then held around a
+       fork, the three functions below included. */
     size_t lock_offset;
 
     /* Optional: what else is to be done around a fork, such as taking further locks. */
@@ -228,8 +231,8 @@ struct nrm__drawer {
     nrm_resource *by;
 };
 
-/* The first line is read by every thread all the time; what threads write to while others
-   read there stands in lines of its own. */
+/* The first line is read by every thread all the time; what threads write to while
+   others read there stands in lines of its own. */
 struct nrm_resource {
     const struct nrm__ops *ops;
     nrm_kind kind;

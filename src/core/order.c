@@ -1,14 +1,14 @@
 /*
  * Tags: stamping, asking, waiting. order.h says what they mean.
  *
- * The order of steps is what makes it safe (each is a fault of the model when it is left
- * out): the count is taken by adding to it, then the driver is called, then `done` is raised
- * or the event is kept under the number that was taken. What is freed meanwhile bears the
- * next number, and the answer says nothing about it.
+ * The order of steps is what makes it safe (each is a fault of the model when it is
+ * left out): the count is taken by adding to it, then the driver is called, then `done`
+ * is raised or the event is kept under the number that was taken. What is freed
+ * meanwhile bears the next number, and the answer says nothing about it.
  *
- * The handle of a stream is used only while a reference to the stream is held, that of a
- * per-thread stream in its own thread only, and that of a stream of others only in a call
- * that is given it: everybody else takes an event of the whole context.
+ * The handle of a stream is used only while a reference to the stream is held, that of
+ * a per-thread stream in its own thread only, and that of a stream of others only in a
+ * call that is given it: everybody else takes an event of the whole context.
  */
 #include "core/order.h"
 
@@ -35,8 +35,9 @@ epoch_tag(void)
 
 /* ---- calling the driver about a stream ---- */
 
-/* Whether the stream itself can say that what was submitted to it is done: it lives as long
-   as the primary context, and its handle means no other context's stream as well. */
+/* Whether the stream itself can say that what was submitted to it is done: it lives as
+   long as the primary context, and its handle means no other context's stream as
+   well. */
 static bool
 speaks_for_itself(const nrm_stream *stream)
 {
@@ -94,8 +95,8 @@ tag_of(const struct nrm__order *order, uint64_t count)
                                    count};
 }
 
-/* The slot of all that no stream of ours stands for, which an event of all contexts covers.
-   Made once; NULL: no memory. */
+/* The slot of all that no stream of ours stands for, which an event of all contexts
+   covers. Made once; NULL: no memory. */
 static struct nrm__order *
 get_order_of_all(void)
 {
@@ -116,7 +117,8 @@ get_order_of_all(void)
     return order;
 }
 
-/* Of what no stream of ours stands for. Epochs do not cover the program's own contexts. */
+/* Of what no stream of ours stands for. Epochs do not cover the program's own
+   contexts. */
 static struct nrm__order_tag
 tag_of_any(void)
 {
@@ -131,8 +133,8 @@ tag_of_any(void)
     return tag_of(order, atomic_load(&order->count));
 }
 
-/* The event is recorded now, while the handle is an argument. Without one the tag stands, and
-   whoever needs it to be done takes an event of the context. */
+/* The event is recorded now, while the handle is an argument. Without one the tag
+   stands, and whoever needs it to be done takes an event of the context. */
 static struct nrm__order_tag
 stamp_other(const nrm_stream *stream)
 {
@@ -493,7 +495,8 @@ nrm__order_is_captured(uint32_t stream)
 
 /* ---- the end of a stream ---- */
 
-/* Whether its work may be in contexts of the program's own, which epochs do not cover. */
+/* Whether its work may be in contexts of the program's own, which epochs do not
+   cover. */
 static bool
 is_in_any_context(const nrm_stream *stream)
 {

@@ -1,19 +1,20 @@
 /*
- * Streams of others, which their handles do not name: a handle is the next stream's as soon
- * as its own is destroyed, with the work still pending, and one that is nobody's crashes the
- * driver. The driver's number of a stream is never given out again, and to ask for it
- * costs little. So such a stream has a slot (order_slots.h) by its number, and a thread
- * keeps blocks for it as for any other (core/cache.h).
+ * Streams of others, which their handles do not name: a handle is the next stream's as
+ * soon as its own is destroyed, with the work still pending, and one that is nobody's
+ * crashes the driver. The driver's number of a stream is never given out again, and to
+ * ask for it costs little. So such a stream has a slot (order_slots.h) by its number,
+ * and a thread keeps blocks for it as for any other (core/cache.h).
  *
- * Nobody tells us that one of these streams has ended, so the table is bounded: a number that
- * was not asked for since the last round makes room for a new one. That ends its slot, as the
- * end of a stream ends that of others, with an epoch in place of a last event, since the
- * handle is good only in the calls that are given it. What threads still keep under its key
- * is behind that epoch. Two kinds of users must be out before: owners of caches
- * found the key inside, and nrm__cache_synchronize waits for them; whoever else stamps or
- * records holds the slot, and the last of them ends it.
+ * Nobody tells us that one of these streams has ended, so the table is bounded: a
+ * number that was not asked for since the last round makes room for a new one. That
+ * ends its slot, as the end of a stream ends that of others, with an epoch in place of
+ * a last event, since the handle is good only in the calls that are given it. What
+ * threads still keep under its key is behind that epoch. Two kinds of users must be out
+ * before: owners of caches found the key inside, and nrm__cache_synchronize waits for
+ * them; whoever else stamps or records holds the slot, and the last of them ends it.
  *
- * Two threads may make a slot each for one stream. Both are right: the first found is used.
+ * Two threads may make a slot each for one stream. Both are right: the first found is
+ * used.
  */
 #include "core/cache.h"
 #include "core/hooks.h"

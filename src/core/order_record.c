@@ -1,6 +1,6 @@
 /*
- * See order_record.h. Whoever fails half-way gives back what it has: an event that covers a
- * part of the work would say that all of it is done.
+ * See order_record.h. Whoever fails half-way gives back what it has: an event that
+ * covers a part of the work would say that all of it is done.
  */
 #include "core/order_record.h"
 
@@ -104,8 +104,9 @@ status_of(enum nrm__record result, int device)
     return NRM_NOT_FOUND;
 }
 
-/* An event of a whole primary context; without a handle: there is nothing to wait for. The
-   background thread records none, as it cannot know of captures (nrm__epoch_close). */
+/* An event of a whole primary context; without a handle: there is nothing to wait for.
+   The background thread records none, as it cannot know of captures
+   (nrm__epoch_close). */
 static nrm_status
 record_context(int device, struct nrm__cuda_event *out)
 {
@@ -249,7 +250,8 @@ nrm__order_event_is_done(const struct nrm__order_event *event)
     return is_done;
 }
 
-/* A default stream is that of the context which is current, where that is the program's. */
+/* A default stream is that of the context which is current, where that is the
+   program's. */
 static nrm_status
 wait(const struct nrm__cuda_event *event, const nrm_stream *stream, int device)
 {

@@ -1,15 +1,15 @@
 /*
  * Slots. order_slots.h says what they are for.
  *
- * Slots are never given back, so a tag can be looked up at any time without a lock. One that
- * is used again goes on counting where it was and has another generation, and it is used
- * again only when everything it counted is done. So nothing that is stored late, under a
- * number of an earlier life, can be wrong.
+ * Slots are never given back, so a tag can be looked up at any time without a lock. One
+ * that is used again goes on counting where it was and has another generation, and it
+ * is used again only when everything it counted is done. So nothing that is stored
+ * late, under a number of an earlier life, can be wrong.
  *
  * A slot keeps several events, the oldest above all: where only the latest was kept, a
- * stream that is recorded on all the time would never be seen to be done. An event is shared
- * by those who wait for it and goes back to its pool, where it may be recorded anew, when
- * the last of them has let go.
+ * stream that is recorded on all the time would never be seen to be done. An event is
+ * shared by those who wait for it and goes back to its pool, where it may be recorded
+ * anew, when the last of them has let go.
  */
 #include "core/order_slots.h"
 
@@ -276,8 +276,9 @@ nrm__order_set_epoch(struct nrm__order *order, uint32_t generation)
     return epoch;
 }
 
-/* Whoever ends a slot counts once more after the last stamp, and what it records has that
-   number: so it is the last, and everything that was freed on the stream comes before. */
+/* Whoever ends a slot counts once more after the last stamp, and what it records has
+   that number: so it is the last, and everything that was freed on the stream comes
+   before. */
 bool
 nrm__order_last_count(const struct nrm__order *order, uint32_t generation,
                       uint64_t *out_count, uintptr_t *out_origin)

@@ -1,10 +1,10 @@
 /*
- * What stands behind the tags of core/order.h: a slot for each stream on each device, with
- * its counts and the events that were recorded.
+ * What stands behind the tags of core/order.h: a slot for each stream on each device,
+ * with its counts and the events that were recorded.
  *
  * For core/order.c and core/order_others.c, and the key of a stream for core/short.h.
- * Nothing here calls the driver but nrm__order_records_query, and the lock is held by nobody
- * who does.
+ * Nothing here calls the driver but nrm__order_records_query, and the lock is held by
+ * nobody who does.
  */
 #ifndef NRM_CORE_ORDER_SLOTS_H
 #define NRM_CORE_ORDER_SLOTS_H
@@ -93,8 +93,9 @@ nrm__order_is_one(int device)
 }
 
 /* The key of a stream that this thread may use; 0: it has none (yet), the stream is
-   another thread's or of a context that is over, or one of many, or the memory's device is not
-   known. One that does not stay (nrm__stream_stays) has none here, but see nrm__order_key_of_id. */
+   another thread's or of a context that is over, or one of many, or the memory's device
+   is not known. One that does not stay (nrm__stream_stays) has none here, but see
+   nrm__order_key_of_id. */
 static inline uint64_t
 nrm__order_key_of(const nrm_stream *stream, int device, uint64_t thread)
 {
@@ -117,7 +118,8 @@ bool nrm__order_last_count(const struct nrm__order *order, uint32_t generation,
 /* For a stream that stays, or NULL: for anything else. NULL: there is no memory. */
 struct nrm__order *nrm__order_take(nrm_stream *stream, int device, uintptr_t origin);
 
-/* No stamp is given out any more: the slot ends when its last event or its epoch does. */
+/* No stamp is given out any more: the slot ends when its last event or its epoch
+   does. */
 void nrm__order_end(struct nrm__order *order);
 
 /* Gives a retired slot to the next stream when everything it counted is done. */
@@ -138,10 +140,12 @@ bool nrm__order_records_find(struct nrm__order *order, uint64_t number,
 /* Asks about the events, from the oldest on, until one is not done. */
 void nrm__order_records_query(struct nrm__order *order);
 
-/* A context was reset since: the handle may mean nothing any more, or another stream. */
+/* A context was reset since: the handle may mean nothing any more, or another
+   stream. */
 bool nrm__order_is_stale(const struct nrm__order *order, const nrm_stream *stream);
 
-/* The stream of a slot in this life of it, retained; NULL: it is gone, stale, or of others. */
+/* The stream of a slot in this life of it, retained; NULL: it is gone, stale, or of
+   others. */
 nrm_stream *nrm__order_hold_stream(struct nrm__order *order, uint32_t generation);
 
 /* Nobody takes the handle from here on. */
@@ -174,8 +178,9 @@ nrm__order_other_set_of(uint64_t id)
     return &nrm__order_others[id * UINT64_C(0x9E3779B97F4A7C15) >> 58];
 }
 
-/* The key of the stream of others that has this number; 0: it has none (yet). It is good for as long as the caller stays inside its cache; elsewhere
-   nrm__order_hold_key says whether it still is. */
+/* The key of the stream of others that has this number; 0: it has none (yet). It is
+   good for as long as the caller stays inside its cache; elsewhere nrm__order_hold_key
+   says whether it still is. */
 static inline uint64_t
 nrm__order_key_of_id(uint64_t id)
 {
@@ -199,15 +204,15 @@ nrm__order_key_of_id(uint64_t id)
     return 0;
 }
 
-/* The slot of a stream of others, in the life that the key names, which does not end before
-   nrm__order_drop; NULL: it has ended, or the key is of no such stream. */
+/* The slot of a stream of others, in the life that the key names, which does not end
+   before nrm__order_drop; NULL: it has ended, or the key is of no such stream. */
 struct nrm__order *nrm__order_hold_key(uint64_t key);
 void
 nrm__order_drop(struct nrm__order *order); /* no lock of rank ORDER or above is held */
 
-/* The same for the stream itself, which is asked for its number. NULL: it has no slot, or is
-   being captured. nrm__order_make_other makes one: NULL: there is no memory, or the stream is
-   of a context that is not primary. No lock held; it detaches. */
+/* The same for the stream itself, which is asked for its number. NULL: it has no slot,
+   or is being captured. nrm__order_make_other makes one: NULL: there is no memory, or
+   the stream is of a context that is not primary. No lock held; it detaches. */
 struct nrm__order *nrm__order_hold_other(const nrm_stream *stream);
 struct nrm__order *nrm__order_make_other(const nrm_stream *stream);
 

@@ -1,9 +1,9 @@
 /*
- * See overlay.h. The last range that starts before an address either contains it, or lies
- * with it in all that does: so a look-up goes from there outwards, and how many ranges lie
- * beside each other does not matter. An outer range enters before what lies in it and leaves
- * after it, but where others unmapped memory, or gave it back too early: that is looked for,
- * which costs a range with nothing in it one step.
+ * See overlay.h. The last range that starts before an address either contains it, or
+ * lies with it in all that does: so a look-up goes from there outwards, and how many
+ * ranges lie beside each other does not matter. An outer range enters before what lies
+ * in it and leaves after it, but where others unmapped memory, or gave it back too
+ * early: that is looked for, which costs a range with nothing in it one step.
  */
 #include "core/overlay.h"
 

@@ -1,6 +1,6 @@
 /*
- * Ranges that lie apart or in one another, each of which knows what it lies in. The caller
- * holds the lock of the tree.
+ * Ranges that lie apart or in one another, each of which knows what it lies in. The
+ * caller holds the lock of the tree.
  */
 #ifndef NRM_CORE_OVERLAY_H
 #define NRM_CORE_OVERLAY_H
@@ -10,8 +10,8 @@
 /* The innermost range around `address`, or NULL. */
 struct nrm__entry *nrm__overlay_find(const struct nrm__tree *tree, uintptr_t address);
 
-/* After `entry` entered the tree, where `floor` was the last one that starts at or before
-   it: NULL, or in the tree still, or below `entry`. */
+/* After `entry` entered the tree, where `floor` was the last one that starts at or
+   before it: NULL, or in the tree still, or below `entry`. */
 void nrm__overlay_enter(const struct nrm__tree *tree, struct nrm__entry *entry,
                         struct nrm__entry *floor);
 

@@ -1,10 +1,10 @@
 /*
  * Allocation and deallocation as programs call them: the short way where there is one.
  *
- * Each function here handles one case and hands every other on as the last thing it does, so
- * the usual ones call nobody and save no registers: cells without a stream, then blocks
- * without a stream, blocks with one, and what is left. A function that is called "inside"
- * (core/cache.h) leaves.
+ * Each function here handles one case and hands every other on as the last thing it
+ * does, so the usual ones call nobody and save no registers: cells without a stream,
+ * then blocks without a stream, blocks with one, and what is left. A function that is
+ * called "inside" (core/cache.h) leaves.
  */
 #include "core/pair.h"
 
@@ -330,8 +330,8 @@ allocate_on(nrm_resource *mr, size_t nbytes, size_t alignment, nrm_stream *strea
     return count_and_leave(cache, slot, nbytes, true);
 }
 
-/* Small requests without a stream. All else ends the call with another function, so that
-   this one saves no registers. */
+/* Small requests without a stream. All else ends the call with another function, so
+   that this one saves no registers. */
 nrm_status
 nrm_resource_allocate(nrm_resource *mr, size_t nbytes, size_t alignment,
                       nrm_stream *stream, void **out)

@@ -1,4 +1,5 @@
-/* The long way of a request, for core/pair.c: everything is looked at (core/dispatch.c). */
+/* The long way of a request, for core/pair.c: everything is looked at
+   (core/dispatch.c). */
 #ifndef NRM_CORE_PAIR_H
 #define NRM_CORE_PAIR_H
 

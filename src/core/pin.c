@@ -1,20 +1,21 @@
 /*
  * Page-locking in place. nrm/pin.h says what a pin is.
  *
- * A range is what the driver has registered: the bytes of the first pin. Later pins inside
- * it are counted. Ranges stand in a tree under one lock, which is never held while the
- * driver works: a range that is being locked or unlocked is busy, and who meets a busy one
- * waits, detached.
+ * A range is what the driver has registered: the bytes of the first pin. Later pins
+ * inside it are counted. Ranges stand in a tree under one lock, which is never held
+ * while the driver works: a range that is being locked or unlocked is busy, and who
+ * meets a busy one waits, detached.
  *
- * Who counts a range down to zero gives that moment a number, its turn. It waits until the
- * GPU has done all that was submitted (core/pin_wait.c). Then it unlocks the range, if the
- * turn is still the same: otherwise somebody has pinned the bytes again meanwhile, and had
- * work submitted that the wait did not cover. Where it must not wait or cannot, the start
- * and the turn go to the retired list, and the same is done when the epoch is over. So a
- * range that waits to be unlocked can be pinned again at any time, without the driver.
+ * Who counts a range down to zero gives that moment a number, its turn. It waits until
+ * the GPU has done all that was submitted (core/pin_wait.c). Then it unlocks the range,
+ * if the turn is still the same: otherwise somebody has pinned the bytes again
+ * meanwhile, and had work submitted that the wait did not cover. Where it must not wait
+ * or cannot, the start and the turn go to the retired list, and the same is done when
+ * the epoch is over. So a range that waits to be unlocked can be pinned again at any
+ * time, without the driver.
  *
- * Every pin keeps its own bytes alive by its keepalive. That of the last pin of the whole
- * range stays with the range until it is unlocked.
+ * Every pin keeps its own bytes alive by its keepalive. That of the last pin of the
+ * whole range stays with the range until it is unlocked.
  */
 #include "core/pin.h"
 
@@ -362,8 +363,8 @@ forget_locked(struct range *range, struct keepalive *kept)
     atomic_fetch_sub_explicit(&n_nbytes, range->node.nbytes, memory_order_relaxed);
 }
 
-/* Makes the range of this turn busy; NULL: it is somebody else's, or gone. Waits for who
-   locks it again after a reset, which may fail. */
+/* Makes the range of this turn busy; NULL: it is somebody else's, or gone. Waits for
+   who locks it again after a reset, which may fail. */
 static struct range *
 take(uintptr_t start, uint64_t turn)
 {
@@ -425,7 +426,8 @@ finish(uintptr_t start, uint64_t turn, struct keepalive *kept)
 
 /* ---- the retired list ---- */
 
-/* The list waits for blocks of resources: this one has ranges that are to be unlocked. */
+/* The list waits for blocks of resources: this one has ranges that are to be
+   unlocked. */
 static void
 release_block(nrm_resource *self, const struct nrm__block *block)
 {
@@ -504,7 +506,8 @@ unlock_later_or_now(uintptr_t start, uint64_t turn, bool (*ask)(void))
     drop(&kept);
 }
 
-/* A child has its own references to what keeps the parent's pages alive, and no driver. */
+/* A child has its own references to what keeps the parent's pages alive, and no
+   driver. */
 static void
 destroy_in_child(nrm_pin *pin)
 {

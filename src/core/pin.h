@@ -7,12 +7,12 @@
 
 #include "nrm/pin.h"
 
-/* Whether the bytes from `first` to `last` lie in what one pin has page-locked. One load
-   while there is no pin; makes no driver call. */
+/* Whether the bytes from `first` to `last` lie in what one pin has page-locked. One
+   load while there is no pin; makes no driver call. */
 bool nrm__pins_cover(const void *first, const void *last);
 
-/* As nrm_pin_destroy, but waits for the GPU only while `ask` says so, which is called now and
-   then, attached. What is not done then is unlocked later. */
+/* As nrm_pin_destroy, but waits for the GPU only while `ask` says so, which is called
+   now and then, attached. What is not done then is unlocked later. */
 void nrm__pin_destroy_while(nrm_pin *pin, bool (*ask)(void));
 
 /* Bytes that pins have page-locked now, each counted once. 0 in a forked child. */

@@ -1,5 +1,6 @@
 /*
- * Before memory of others is page-locked: whose it is, what stands behind it, and its pages.
+ * Before memory of others is page-locked: whose it is, what stands behind it, and its
+ * pages.
  */
 #include "core/pin_check.h"
 
@@ -41,8 +42,9 @@ nrm__pin_check_block(const void *ptr, size_t nbytes)
     return NRM_NOT_FOUND;
 }
 
-/* The driver refuses a writable mapping of a file only where the kernel does. Older kernels
-   lock its pages, and what a device writes there then may not reach the file. */
+/* The driver refuses a writable mapping of a file only where the kernel does. Older
+   kernels lock its pages, and what a device writes there then may not reach the
+   file. */
 nrm_status
 nrm__pin_check_mapping(const void *ptr, size_t nbytes, bool *read_only, bool *is_shared)
 {
@@ -71,8 +73,8 @@ nrm__pin_check_mapping(const void *ptr, size_t nbytes, bool *read_only, bool *is
     return NRM_OK;
 }
 
-/* The driver would make the pages that are not there one by one in one thread; the kernel
-   makes them in several, and writes nothing but zeros to new ones. */
+/* The driver would make the pages that are not there one by one in one thread; the
+   kernel makes them in several, and writes nothing but zeros to new ones. */
 nrm_status
 nrm__pin_make_pages(void *ptr, size_t nbytes, bool read_only)
 {

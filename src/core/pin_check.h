@@ -11,14 +11,14 @@
    NRM_INVALID_VALUE: memory of ours that cannot be. */
 nrm_status nrm__pin_check_block(const void *ptr, size_t nbytes);
 
-/* NRM_INVALID_VALUE, with the reason: not all of it is mapped, or it is a writable mapping
-   of a file. Sets *read_only where a part cannot be written to, *is_shared where forked
-   children have the same pages. */
+/* NRM_INVALID_VALUE, with the reason: not all of it is mapped, or it is a writable
+   mapping of a file. Sets *read_only where a part cannot be written to, *is_shared
+   where forked children have the same pages. */
 nrm_status nrm__pin_check_mapping(const void *ptr, size_t nbytes, bool *read_only,
                                   bool *is_shared);
 
-/* Makes pages that are not there, and writes nothing. NRM_OUT_OF_MEMORY: the process would
-   be killed for them. */
+/* Makes pages that are not there, and writes nothing. NRM_OUT_OF_MEMORY: the process
+   would be killed for them. */
 nrm_status nrm__pin_make_pages(void *ptr, size_t nbytes, bool read_only);
 
 #endif

@@ -1,10 +1,10 @@
 /*
  * Waiting for the GPU, for who closes a pin (core/pin.c).
  *
- * An event is recorded in every active context, and all are polled, with pauses that grow:
- * a wait in the driver would hold up every other thread that calls it, and could not be
- * ended by a signal. Where an event cannot be recorded here and now, as in a capture, there
- * is nothing that may be waited for.
+ * An event is recorded in every active context, and all are polled, with pauses that
+ * grow: a wait in the driver would hold up every other thread that calls it, and could
+ * not be ended by a signal. Where an event cannot be recorded here and now, as in a
+ * capture, there is nothing that may be waited for.
  */
 #include "core/pin_wait.h"
 

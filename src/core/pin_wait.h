@@ -15,8 +15,8 @@ struct nrm__pin_wait {
 void nrm__pin_wait_begin(struct nrm__pin_wait *wait, bool (*ask)(void));
 void nrm__pin_wait_end(struct nrm__pin_wait *wait);
 
-/* Until everything that was submitted before is done. False: it is not, and may be waited
-   for by epochs only. */
+/* Until everything that was submitted before is done. False: it is not, and may be
+   waited for by epochs only. */
 bool nrm__pin_wait_for_all(struct nrm__pin_wait *wait);
 
 #endif

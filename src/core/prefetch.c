@@ -1,6 +1,6 @@
 /*
- * One call of the driver, which is an optimisation and no more: where it is not to be had the
- * pages come when they are touched.
+ * One call of the driver, which is an optimisation and no more: where it is not to be
+ * had the pages come when they are touched.
  */
 #include "core/prefetch.h"
 

@@ -1,10 +1,11 @@
 /*
- * Reallocation: in place if the owner can, else a new block, a copy, and the old one back.
+ * Reallocation: in place if the owner can, else a new block, a copy, and the old one
+ * back.
  *
- * While its owner tries the block is claimed, so that nobody else gives it back under him;
- * before the copy it is live again, as it stays whole when there is no memory for a new
- * one. Whoever frees it in between, which is a fault of the program, is noticed when it is
- * claimed again.
+ * While its owner tries the block is claimed, so that nobody else gives it back under
+ * him; before the copy it is live again, as it stays whole when there is no memory for
+ * a new one. Whoever frees it in between, which is a fault of the program, is noticed
+ * when it is claimed again.
  */
 #include <string.h>
 

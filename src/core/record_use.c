@@ -1,10 +1,10 @@
 /*
  * Noting a use: whose block it is, and by what the stream's work is covered.
  *
- * Context epochs cover work in the primary context of a device that is not part of a graph.
- * A stream of our own is asked about its context once in a life of its slot. A graph's use
- * is the graph's tag (core/capture.h), and one in another context an event of that
- * (core/foreign_uses.c).
+ * Context epochs cover work in the primary context of a device that is not part of a
+ * graph. A stream of our own is asked about its context once in a life of its slot. A
+ * graph's use is the graph's tag (core/capture.h), and one in another context an event
+ * of that (core/foreign_uses.c).
  */
 #include "base/bits.h"
 #include "base/error.h"
@@ -35,7 +35,8 @@ struct place {
     nrm_resource *owner; /* retained; NULL: not looked up */
 };
 
-/* A block that a thread could keep, or park, must come to its owner when it is freed. */
+/* A block that a thread could keep, or park, must come to its owner when it is
+   freed. */
 static void
 mark(const struct nrm__segment *segment, uintptr_t start, unsigned flags)
 {
@@ -55,7 +56,8 @@ has_starts(const struct nrm__segment *segment)
            !nrm__segment_is_slab(segment);
 }
 
-/* The start of a block of a pool, in a thread that has a cache: no lock and no reference. */
+/* The start of a block of a pool, in a thread that has a cache: no lock and no
+   reference. */
 static inline bool
 find_start(uintptr_t address, struct place *out)
 {
@@ -229,8 +231,8 @@ classify_bare(nrm_stream *stream, unsigned flags, struct nrm__use *use)
     return NRM_OK;
 }
 
-/* A driver follows a handle. Where nothing is mapped it would end the process, so pages of
-   handles are looked at when they are first seen. */
+/* A driver follows a handle. Where nothing is mapped it would end the process, so pages
+   of handles are looked at when they are first seen. */
 static nrm_status
 check_bare(uintptr_t handle)
 {
@@ -280,8 +282,8 @@ is_tracked(uintptr_t start)
            place.kind != NRM_KIND_DEVICE && !(place.flags & NRM__OPS_IMMEDIATE);
 }
 
-/* The usual case, of a stream of our own that was noted before, without a call of anybody
-   but the table. A use in a child, or while the process ends, does no harm. */
+/* The usual case, of a stream of our own that was noted before, without a call of
+   anybody but the table. A use in a child, or while the process ends, does no harm. */
 bool
 nrm__record_use_quickly(const void *ptr, const nrm_stream *stream)
 {

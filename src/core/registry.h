@@ -19,8 +19,8 @@ nrm_status nrm__registry_add_builtins(const struct nrm__builtin *builtins,
 /* The resource that None restores for a device: a new reference. */
 nrm_status nrm__registry_device_default(int device, nrm_resource **out);
 
-/* The same as nrm_get_per_device_resource would give, without a lock or a reference: to be
-   compared with, and nothing else. NULL: none was made yet. `device` is valid. */
+/* The same as nrm_get_per_device_resource would give, without a lock or a reference: to
+   be compared with, and nothing else. NULL: none was made yet. `device` is valid. */
 nrm_resource *nrm__registry_peek_device(int device);
 
 /* Another driver takes over: what factories made on the old one is made anew when its

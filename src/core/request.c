@@ -1,8 +1,8 @@
 /*
- * What a caller asks, looked at before anything is done: whether there can be such a request,
- * whose the block is that an address names, and the words for it when the answer is no. The
- * words are for people, so they say what was asked, what is there instead, and of which
- * resource.
+ * What a caller asks, looked at before anything is done: whether there can be such a
+ * request, whose the block is that an address names, and the words for it when the
+ * answer is no. The words are for people, so they say what was asked, what is there
+ * instead, and of which resource.
  */
 #include "core/request.h"
 

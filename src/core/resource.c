@@ -1,11 +1,11 @@
 /*
  * What all resources share: their life, their names, the list of those that live.
  *
- * A reference is held by whoever uses a resource and by every live block of it, so a pool
- * outlives its last array. A pool whose free blocks threads keep holds itself instead,
- * while it has blocks that are not free: when its last user has gone, threads let go of
- * what they kept. The list of live resources exists for trim, for statistics and
- * for the fork hooks, which take the locks of all of them.
+ * A reference is held by whoever uses a resource and by every live block of it, so a
+ * pool outlives its last array. A pool whose free blocks threads keep holds itself
+ * instead, while it has blocks that are not free: when its last user has gone, threads
+ * let go of what they kept. The list of live resources exists for trim, for statistics
+ * and for the fork hooks, which take the locks of all of them.
  */
 #include "core/ops.h"
 
@@ -111,7 +111,8 @@ nrm__resource_hold(nrm_resource *mr, size_t n)
     atomic_fetch_add_explicit(&mr->refcount, n * HOLD, memory_order_relaxed);
 }
 
-/* The last reference is gone. Returns what it drew on, whose reference is the caller's. */
+/* The last reference is gone. Returns what it drew on, whose reference is the
+   caller's. */
 static nrm_resource *
 end(nrm_resource *mr)
 {
@@ -140,9 +141,9 @@ drop_holds(nrm_resource *mr, size_t n)
     return before == n * HOLD;
 }
 
-/* The last user of a pool that threads keep something of lets go of that too, under a hold
-   of its own meanwhile. One exchange decides who is the last: two that go at the same
-   moment must not both leave it to the other. True when nothing is left. */
+/* The last user of a pool that threads keep something of lets go of that too, under a
+   hold of its own meanwhile. One exchange decides who is the last: two that go at the
+   same moment must not both leave it to the other. True when nothing is left. */
 static bool
 drop_user(nrm_resource *mr)
 {

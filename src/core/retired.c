@@ -1,7 +1,7 @@
 /*
- * The retired list: blocks that were given back for good and wait for their epoch. Whoever
- * allocates, trims or has nothing else to do (the background thread) gives back what is
- * done; never an array's deallocation, which only appends.
+ * The retired list: blocks that were given back for good and wait for their epoch.
+ * Whoever allocates, trims or has nothing else to do (the background thread) gives back
+ * what is done; never an array's deallocation, which only appends.
  */
 #include "base/bits.h"
 #include "base/lock.h"
@@ -42,7 +42,8 @@ struct ready {
     struct nrm__link link; /* of all_ready, while there are any */
 };
 
-/* The entry of the block in the ordered table, or a new one for a block of a segment. */
+/* The entry of the block in the ordered table, or a new one for a block of a
+   segment. */
 static struct nrm__entry *
 entry_for(const struct nrm__block *block)
 {
@@ -86,8 +87,8 @@ retire(const struct nrm__block *block, uint64_t stamp, struct nrm__use *uses)
     nrm__background_wake();
 }
 
-/* Device memory may be in use in contexts of the program's own, which no epoch covers. False:
-   no memory to say so. */
+/* Device memory may be in use in contexts of the program's own, which no epoch covers.
+   False: no memory to say so. */
 static bool
 add_foreign_use(const struct nrm__block *block, struct nrm__use **uses)
 {
@@ -159,9 +160,9 @@ add_pending_locked(struct nrm__link *link, struct nrm__order_tag *tags, size_t n
     return n;
 }
 
-/* Asks the driver about known uses, the oldest and the newest, with no lock held. What is
-   asked about for the first time is recorded: so each event covers what was freed since the
-   last, and not all that there is. */
+/* Asks the driver about known uses, the oldest and the newest, with no lock held. What
+   is asked about for the first time is recorded: so each event covers what was freed
+   since the last, and not all that there is. */
 static void
 ask_about_uses(void)
 {
@@ -270,8 +271,8 @@ release_all(struct ready *ready)
     return nbytes;
 }
 
-/* What came back, and when, tells how fast the GPU is of late: the slowest counts, and is
-   forgotten by and by. */
+/* What came back, and when, tells how fast the GPU is of late: the slowest counts, and
+   is forgotten by and by. */
 static void
 note_pace(size_t nbytes)
 {
@@ -401,8 +402,8 @@ offer_all(const struct nrm__link *entries, enum nrm__left_out scope)
     }
 }
 
-/* Nobody uses what is retired. Blocks of pools lie in segments, which may be left out as a
-   whole. */
+/* Nobody uses what is retired. Blocks of pools lie in segments, which may be left out
+   as a whole. */
 static void
 fork_prepare(void)
 {

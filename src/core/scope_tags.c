@@ -1,8 +1,8 @@
 /*
- * Tags of counted blocks: a tree of two levels over all addresses, as the page table of the
- * block map is one. Leaves come straight from the system as one untouched mapping, so that a
- * page of tags is memory only once a block near it is counted; nothing of the tree ever goes
- * away, and it is read and written without a lock.
+ * Tags of counted blocks: a tree of two levels over all addresses, as the page table of
+ * the block map is one. Leaves come straight from the system as one untouched mapping,
+ * so that a page of tags is memory only once a block near it is counted; nothing of the
+ * tree ever goes away, and it is read and written without a lock.
  */
 #include "core/scope_tags.h"
 

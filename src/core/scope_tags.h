@@ -1,9 +1,10 @@
 /*
- * Address of a block → by whom and when it was allocated, for blocks that were allocated
- * while a scope counted (core/scopes.h); 0: none did. Kept apart from the blocks, so that it
- * is the same for every resource, and those that nobody counts cost nothing. Who allocates
- * a block, or has claimed it, reads and writes its tag. Blocks start at multiples of 64; of
- * two nearer ones, which a callback may hand out, the later tag holds for both.
+ * Address of a block → by whom and when it was allocated, for blocks that were
+ * allocated while a scope counted (core/scopes.h); 0: none did. Kept apart from the
+ * blocks, so that it is the same for every resource, and those that nobody counts cost
+ * nothing. Who allocates a block, or has claimed it, reads and writes its tag. Blocks
+ * start at multiples of 64; of two nearer ones, which a callback may hand out, the
+ * later tag holds for both.
  */
 #ifndef NRM_CORE_SCOPE_TAGS_H
 #define NRM_CORE_SCOPE_TAGS_H

@@ -1,11 +1,12 @@
 /*
  * Requests that scopes count.
  *
- * A request is served as ever, and then its block is counted, tagged and marked: the size
- * of a cell has a bit more than any size has, and a pool's block goes the long way. So a
- * thread that has no scope of its own comes to the tag of a block that it frees, and pays
- * for nothing else. What the thread itself frees has tag and mark taken off first and goes
- * the short way; if that free then fails, they are put back, in case the block is live.
+ * A request is served as ever, and then its block is counted, tagged and marked: the
+ * size of a cell has a bit more than any size has, and a pool's block goes the long
+ * way. So a thread that has no scope of its own comes to the tag of a block that it
+ * frees, and pays for nothing else. What the thread itself frees has tag and mark taken
+ * off first and goes the short way; if that free then fails, they are put back, in case
+ * the block is live.
  */
 #include "core/scoped.h"
 
@@ -177,7 +178,8 @@ lift_cell(atomic_uint_least16_t *size, struct lifted *out)
     return change_size(size, marked, out->nbytes);
 }
 
-/* Inside; false: it is nothing that could go the short way, and nothing is taken off. */
+/* Inside; false: it is nothing that could go the short way, and nothing is taken
+   off. */
 static bool
 lift_inside(void *ptr, struct lifted *out)
 {

@@ -1,14 +1,15 @@
 /*
  * The scopes of all threads.
  *
- * Time is counted in pushes. A block bears the time that it was allocated at, and so a scope
- * that is open counts it if it began no later: no scope need be kept for its blocks, and what
- * has ended is found nowhere. A scope that is popped while others stand over it leaves
- * them as they are, since every open one counts for itself: tasks of an event loop interleave
- * theirs.
+ * Time is counted in pushes. A block bears the time that it was allocated at, and so a
+ * scope that is open counts it if it began no later: no scope need be kept for its
+ * blocks, and what has ended is found nowhere. A scope that is popped while others
+ * stand over it leaves them as they are, since every open one counts for itself: tasks
+ * of an event loop interleave theirs.
  *
- * Its thread counts without a lock, and other threads add what they free to counts of their
- * own, which its thread takes into account when it looks. Only links change under the lock.
+ * Its thread counts without a lock, and other threads add what they free to counts of
+ * their own, which its thread takes into account when it looks. Only links change under
+ * the lock.
  */
 #include "core/scopes.h"
 

@@ -1,17 +1,18 @@
 /*
- * Scopes: what a thread allocates between a push and a pop, of all resources or through one.
+ * Scopes: what a thread allocates between a push and a pop, of all resources or through
+ * one.
  *
- * A scope belongs to the thread that pushed it, and counts what that thread asks for and
- * gives back while it is open, requests that a resource makes of its upstream apart.
- * What it gives back of what it had before makes the current value negative, and the peak is
- * never below 0. A block that was allocated under a scope of one thread and is freed by another
- * counts in the scopes of the first one that were open when it was allocated and still are,
- * and in none of the second.
+ * A scope belongs to the thread that pushed it, and counts what that thread asks for
+ * and gives back while it is open, requests that a resource makes of its upstream
+ * apart. What it gives back of what it had before makes the current value negative, and
+ * the peak is never below 0. A block that was allocated under a scope of one thread and
+ * is freed by another counts in the scopes of the first one that were open when it was
+ * allocated and still are, and in none of the second.
  *
  * A thread without a scope pays nothing. One with a scope has put its cache away
- * (base/thread_state.h), so that its requests find no short way and come to core/scoped.c,
- * which takes the cache out for as long as it serves one. Blocks are marked there: whoever
- * frees one goes the long way and finds its tag.
+ * (base/thread_state.h), so that its requests find no short way and come to
+ * core/scoped.c, which takes the cache out for as long as it serves one. Blocks are
+ * marked there: whoever frees one goes the long way and finds its tag.
  */
 #ifndef NRM_CORE_SCOPES_H
 #define NRM_CORE_SCOPES_H
@@ -30,7 +31,8 @@ struct nrm__scope {
     atomic_int_least64_t other_bytes, other_count; /* given back by other threads */
 };
 
-/* Those of one thread. Handed to a later thread when that ends, and never given back. */
+/* Those of one thread. Handed to a later thread when that ends, and never given
+   back. */
 struct nrm__scopes {
     struct nrm__lock lock;        /* other threads look at scopes under it */
     struct nrm__scope *innermost; /* read by its thread without it, as all links */
@@ -51,14 +53,15 @@ extern atomic_uint_least64_t nrm__scope_time NRM__HIDDEN;
 /* Begins a scope; `through` may be NULL. Never 0 is what names it. */
 nrm_status nrm__scope_push(nrm_resource *through, uint64_t *out_scope);
 
-/* Ends it, wherever it stands; what it counted. NRM_NOT_FOUND: this thread has none such. */
+/* Ends it, wherever it stands; what it counted. NRM_NOT_FOUND: this thread has none
+   such. */
 nrm_status nrm__scope_pop(uint64_t scope, nrm_counts *out);
 
 /* What it has counted until now. */
 nrm_status nrm__scope_counts(uint64_t scope, nrm_counts *out);
 
-/* The innermost one of those that count what goes through a resource (NULL: those that count
-   all); 0: there is none. */
+/* The innermost one of those that count what goes through a resource (NULL: those that
+   count all); 0: there is none. */
 uint64_t nrm__scope_innermost(const nrm_resource *through);
 
 /* ---- for core/scoped.c ---- */

@@ -1,9 +1,10 @@
 /*
- * The descriptions of segments (core/block_map.h). Look-ups read them without a lock, also
- * those of a segment that has just been removed, so one that is done with goes to a list
- * from which the next one comes, and its memory stays a segment's for ever. A reader may
- * have counted itself into it meanwhile, so a new one takes the count over as it stands:
- * but in a forked child, where those who would count themselves out do not exist.
+ * The descriptions of segments (core/block_map.h). Look-ups read them without a lock,
+ * also those of a segment that has just been removed, so one that is done with goes to
+ * a list from which the next one comes, and its memory stays a segment's for ever. A
+ * reader may have counted itself into it meanwhile, so a new one takes the count over
+ * as it stands: but in a forked child, where those who would count themselves out do
+ * not exist.
  */
 #include <stdatomic.h>
 

@@ -1,7 +1,7 @@
 /*
- * Shards: each thread's share of the counters of a resource. A thread writes to its shards
- * alone and publishes at times; who asks for statistics adds up what is published and what
- * is not.
+ * Shards: each thread's share of the counters of a resource. A thread writes to its
+ * shards alone and publishes at times; who asks for statistics adds up what is
+ * published and what is not.
  */
 #include "core/cache_internal.h"
 
@@ -21,8 +21,8 @@ larger(int64_t a, int64_t b)
 
 /* ---- for the thread, or while it is out ---- */
 
-/* Around every change of `top` and `base`, and of what is published. A reader in another
-   thread tries again until he has seen them and `left` of one moment. */
+/* Around every change of `top` and `base`, and of what is published. A reader in
+   another thread tries again until he has seen them and `left` of one moment. */
 static void
 begin_change(struct nrm__shard *shard)
 {
@@ -234,8 +234,8 @@ count_locked(nrm_resource *mr, nrm_statistics *out)
     }
 }
 
-/* A thread that publishes meanwhile moves counts from its shard to the resource: then once
-   more. One that ends does so under the lock. */
+/* A thread that publishes meanwhile moves counts from its shard to the resource: then
+   once more. One that ends does so under the lock. */
 void
 nrm__cache_count(nrm_resource *mr, nrm_statistics *out)
 {

@@ -1,7 +1,8 @@
 /*
- * The short way of a request: from the resource that was asked straight to the cells and blocks
- * that this thread keeps (core/cache.h), without a lock, a driver call or a wait. Whatever
- * does not fit goes the long way, in core/dispatch.c. The way back is in core/short_give.h.
+ * The short way of a request: from the resource that was asked straight to the cells
+ * and blocks that this thread keeps (core/cache.h), without a lock, a driver call or a
+ * wait. Whatever does not fit goes the long way, in core/dispatch.c. The way back is in
+ * core/short_give.h.
  */
 #ifndef NRM_CORE_SHORT_H
 #define NRM_CORE_SHORT_H
@@ -55,10 +56,10 @@ nrm__short_take_cell(struct nrm__magazines *magazines, size_t nbytes,
 }
 
 /*
- * As nrm__cache_enter_slot, for a stream that may be of others: where blocks are kept by stream
- * the driver is asked for its number, outside, and *stream becomes `room`, which stands for
- * it until the cache is left. Without a number, or a slot, it stays what it was, and has no
- * key.
+ * As nrm__cache_enter_slot, for a stream that may be of others: where blocks are kept
+ * by stream the driver is asked for its number, outside, and *stream becomes `room`,
+ * which stands for it until the cache is left. Without a number, or a slot, it stays
+ * what it was, and has no key.
  */
 static inline struct nrm__slot *
 nrm__short_enter(nrm_resource *mr, const nrm_stream **stream, nrm_stream *room,
@@ -83,8 +84,8 @@ nrm__short_enter(nrm_resource *mr, const nrm_stream **stream, nrm_stream *room,
     return slot;
 }
 
-/* Whose block this is going to be, or was: see nrm__cache_set. False: it must be ordered
-   with work that has no key. Inside, so the thread has a state. */
+/* Whose block this is going to be, or was: see nrm__cache_set. False: it must be
+   ordered with work that has no key. Inside, so the thread has a state. */
 static inline bool
 nrm__short_key(const struct nrm__magazines *magazines, const nrm_stream *stream,
                uint64_t *out)
@@ -101,7 +102,8 @@ nrm__short_key(const struct nrm__magazines *magazines, const nrm_stream *stream,
     return stream->thread == 0 || stream->thread == thread;
 }
 
-/* Whether a block can be handed out as it is, with no context reset since it was made. */
+/* Whether a block can be handed out as it is, with no context reset since it was
+   made. */
 static inline bool
 nrm__short_is_current(const struct nrm__magazines *magazines,
                       const struct nrm__live *block)
@@ -245,7 +247,8 @@ nrm__short_is_booked(const struct nrm__slot *slot, size_t nbytes, size_t alignme
            !atomic_load_explicit(slot->forbidden, memory_order_acquire);
 }
 
-/* In the account of a limit on the way; false: it does not fit, and the long way says so. */
+/* In the account of a limit on the way; false: it does not fit, and the long way says
+   so. */
 static inline bool
 nrm__short_book(const struct nrm__slot *slot, size_t nbytes)
 {

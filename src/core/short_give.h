@@ -1,6 +1,7 @@
 /*
- * The way back of the short way: what a thread frees is claimed, so that it is given back once,
- * and kept or parked for the next request of its size. core/short.h has the way there.
+ * The way back of the short way: what a thread frees is claimed, so that it is given
+ * back once, and kept or parked for the next request of its size. core/short.h has the
+ * way there.
  */
 #ifndef NRM_CORE_SHORT_GIVE_H
 #define NRM_CORE_SHORT_GIVE_H
@@ -70,8 +71,8 @@ nrm__short_set_for(const struct nrm__slot *slot, const struct nrm__live *block,
     return nrm__cache_has_room(slot->magazines, set, capacity, *out_key) ? set : NULL;
 }
 
-/* Claims a block whose capacity was read before; false: it is not live, or has been resized
-   since. */
+/* Claims a block whose capacity was read before; false: it is not live, or has been
+   resized since. */
 __attribute__((always_inline)) static inline bool
 nrm__short_claim_live(struct nrm__live *block, void *ptr, size_t capacity)
 {
@@ -98,9 +99,10 @@ nrm__short_claim_live(struct nrm__live *block, void *ptr, size_t capacity)
     return true;
 }
 
-/* Into the set that a block was taken from last, as where it goes is known then before the
-   block is, or the one that it was in itself, if that is of its size and stream; its
-   requested size, or 0: not so. Sets that have one key for all need not be asked for it. */
+/* Into the set that a block was taken from last, as where it goes is known then before
+   the block is, or the one that it was in itself, if that is of its size and stream;
+   its requested size, or 0: not so. Sets that have one key for all need not be asked
+   for it. */
 __attribute__((always_inline)) static inline size_t
 nrm__short_claim_same(struct nrm__magazines *magazines, struct nrm__live *block,
                       void *ptr, bool has_key, uint64_t key)
@@ -145,7 +147,8 @@ nrm__short_make_room(struct nrm__magazines *magazines)
            (nrm__cache_ripen(magazines) && nrm__cache_may_park(magazines));
 }
 
-/* Claims it for this thread to park, if there is room; its requested size, or 0: not so. */
+/* Claims it for this thread to park, if there is room; its requested size, or 0: not
+   so. */
 __attribute__((always_inline)) static inline size_t
 nrm__short_claim_parked(const struct nrm__slot *slot, struct nrm__live *block,
                         void *ptr)
@@ -186,7 +189,8 @@ nrm__short_claim_block(struct nrm__slot *slot, struct nrm__live *block, void *pt
     return nbytes;
 }
 
-/* The block that starts in the granule of an address, of a segment that is no slab's. */
+/* The block that starts in the granule of an address, of a segment that is no
+   slab's. */
 static inline struct nrm__live *
 nrm__short_start(const struct nrm__segment *segment, void *ptr)
 {
@@ -231,8 +235,8 @@ nrm__short_is_of(const struct nrm__slot *slot, const struct nrm__segment *segmen
            !atomic_load_explicit(slot->forbidden, memory_order_acquire);
 }
 
-/* Takes what starts at an address of the segment back, inside; its requested size, or 0: not
-   so. */
+/* Takes what starts at an address of the segment back, inside; its requested size, or
+   0: not so. */
 static inline size_t
 nrm__short_claim(struct nrm__slot *slot, const struct nrm__segment *segment, void *ptr,
                  const nrm_stream *stream)

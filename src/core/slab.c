@@ -1,20 +1,20 @@
 /*
  * Slabs: chunks of 64 KiB cut into equal cells.
  *
- * A cell is free, live, or neither: while a thread keeps it (core/cache.c), and between the
- * claim of the one thread that gives it back and its return to the free bits. Free bits
- * belong to the lock of the class. A cell is live while its requested size is not zero, so
- * a claim is one exchange. A description stays with its class until the set dies and may
- * then describe another chunk: whoever found a cell looks at the generation before he
- * claims it, while the block map keeps the segment from leaving.
+ * A cell is free, live, or neither: while a thread keeps it (core/cache.c), and between
+ * the claim of the one thread that gives it back and its return to the free bits. Free
+ * bits belong to the lock of the class. A cell is live while its requested size is not
+ * zero, so a claim is one exchange. A description stays with its class until the set
+ * dies and may then describe another chunk: whoever found a cell looks at the
+ * generation before he claims it, while the block map keeps the segment from leaving.
  *
- * Where the owner asks for it (NRM__OPS_HOLDS), a slab holds a reference to it while any
- * cell is not free, in place of one for each live block.
+ * Where the owner asks for it (NRM__OPS_HOLDS), a slab holds a reference to it while
+ * any cell is not free, in place of one for each live block.
  *
- * Two threads that work on cells of one slab pass the lines of its sizes to and fro. Where
- * the owner allows it (`spreads`), each thread has its cells from slabs that it used last,
- * else from empty ones, else from new ones, until there are so many slabs with room that
- * others are better shared.
+ * Two threads that work on cells of one slab pass the lines of its sizes to and fro.
+ * Where the owner allows it (`spreads`), each thread has its cells from slabs that it
+ * used last, else from empty ones, else from new ones, until there are so many slabs
+ * with room that others are better shared.
  *
  * Cells are handed out from the lowest address up, so those above the high-water mark
  * have never been used and read as zero when the chunk did. Slabs with room stand in a
@@ -147,8 +147,8 @@ first_available_locked(struct nrm__slab_class *class)
     return NRM__CONTAINER(class->available.next, struct nrm__slab, available);
 }
 
-/* The slab that this thread should have cells of: its own, an empty one, or when there are
-   many, the first. NULL: a new one would be better. */
+/* The slab that this thread should have cells of: its own, an empty one, or when there
+   are many, the first. NULL: a new one would be better. */
 static struct nrm__slab *
 own_available_locked(struct nrm__slab_class *class, uint64_t user)
 {
@@ -166,8 +166,8 @@ own_available_locked(struct nrm__slab_class *class, uint64_t user)
     return NULL;
 }
 
-/* A slab with a free cell, from now on this thread's; NULL: there is none, or a new one would
-   be better and `may_make` says that it can be had. */
+/* A slab with a free cell, from now on this thread's; NULL: there is none, or a new one
+   would be better and `may_make` says that it can be had. */
 static struct nrm__slab *
 choose_locked(struct nrm__slab_class *class, bool may_make)
 {
@@ -319,7 +319,8 @@ nrm__slabs_take(struct nrm__slabs *slabs, size_t class_index, struct nrm__cell *
     return n_taken;
 }
 
-/* Drops what a slab held, which may be the end of the set: the last thing to be done. */
+/* Drops what a slab held, which may be the end of the set: the last thing to be
+   done. */
 static void
 let_go(nrm_resource *owner, size_t n_holds)
 {

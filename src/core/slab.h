@@ -38,8 +38,8 @@ struct nrm__slab {
     bool chunk_is_zero;  /* was, when it came */
     struct nrm__segment *segment;
     struct nrm__block chunk; /* for put_chunk */
-    /* The rest belongs to the lock of the class. Threads write to it that have nothing to do
-       with those that only use cells of the slab. */
+    /* The rest belongs to the lock of the class. Threads write to it that have nothing
+       to do with those that only use cells of the slab. */
     _Alignas(64) uint64_t user; /* the thread that had cells of it last, see slab.c */
     uint32_t n_free;
     uint32_t first_free;          /* no word of free bits before this one has a bit */
@@ -48,9 +48,8 @@ struct nrm__slab {
     struct nrm__link available;   /* in the class, while a cell is free */
     struct nrm__slab *next_spare; /* while it describes no chunk */
     uint64_t free[NRM__SLAB_MAX_CELLS / 64];
-    /* As requested, of a live cell, or that and NRM__SLAB_COUNTED; 0: it is not live. One
-       more for what is left behind the
-       last one. */
+    /* As requested, of a live cell, or that and NRM__SLAB_COUNTED; 0: it is not live.
+       One more for what is left behind the last one. */
     _Alignas(64) atomic_uint_least16_t sizes[];
 };
 
@@ -63,7 +62,7 @@ struct nrm__slabs {
     nrm_status (*get_chunk)(nrm_resource *owner, struct nrm__block *out);
     void (*put_chunk)(nrm_resource *owner, const struct nrm__block *chunk);
     bool
-        spreads; /* threads that keep cells have slabs of their own, where that is cheap */
+        spreads; /* threads that keep cells have slabs of their own, if that is cheap */
     struct nrm__slab_class *classes[NRM__SLAB_N_CLASSES];
     atomic_size_t reserved_nbytes; /* in chunks */
 };
@@ -96,9 +95,9 @@ void nrm__slabs_put(struct nrm__slabs *slabs, const struct nrm__cell *cells, siz
 /* The slab of a cell, which is not free in it. */
 struct nrm__slab *nrm__slab_of_cell(const struct nrm__cell *cell);
 
-/* Cells of one class on their way from a thread that has too many to one that has none: a
-   batch of up to NRM__SLAB_BATCH stays together, and neither takes a lock. False: the set
-   keeps no such batch now, and the caller still has them. */
+/* Cells of one class on their way from a thread that has too many to one that has none:
+   a batch of up to NRM__SLAB_BATCH stays together, and neither takes a lock. False: the
+   set keeps no such batch now, and the caller still has them. */
 bool nrm__slabs_put_batch(struct nrm__slabs *slabs, size_t class_index,
                           const struct nrm__cell *cells, size_t n);
 /* Takes one; returns how many cells it has, 0: there is none. */

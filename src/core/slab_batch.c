@@ -1,15 +1,15 @@
 /*
  * Batches: cells on their way from a thread that has too many to one that has none.
  *
- * Cells that go back to their slabs take the lock of the class, and a bit of each slab; who
- * takes them next does the same. A program in which one thread allocates what another
- * frees would do so for every cell. So the cells that a thread gives up at once stay
- * together, and the next thread takes all of them: whoever has taken the bit of a batch
- * out of the class's `unused` ones may fill it, out of the `full` ones empty it, and nobody
- * waits for anybody.
+ * Cells that go back to their slabs take the lock of the class, and a bit of each slab;
+ * who takes them next does the same. A program in which one thread allocates what
+ * another frees would do so for every cell. So the cells that a thread gives up at once
+ * stay together, and the next thread takes all of them: whoever has taken the bit of a
+ * batch out of the class's `unused` ones may fill it, out of the `full` ones empty it,
+ * and nobody waits for anybody.
  *
- * The cells of a batch are neither free nor live, so their slabs hold the owner for them: who
- * closes the owner breaks its batches, and none is made after that.
+ * The cells of a batch are neither free nor live, so their slabs hold the owner for
+ * them: who closes the owner breaks its batches, and none is made after that.
  */
 #include <string.h>
 
@@ -40,8 +40,8 @@ nrm__slab_batches_finish(struct nrm__slab_class *class)
     }
 }
 
-/* Another thread may have had some in hand: their cells are lost to the child, which is to
-   have the batches. */
+/* Another thread may have had some in hand: their cells are lost to the child, which is
+   to have the batches. */
 void
 nrm__slab_batches_fork_child(struct nrm__slab_class *class)
 {
@@ -68,8 +68,8 @@ put_bit(atomic_uint *bits, unsigned bit)
     atomic_fetch_or(bits, 1u << bit);
 }
 
-/* Once the owner is closed there are none any more: either this one sees that it is, or who
-   breaks them after he has closed it sees the batch. */
+/* Once the owner is closed there are none any more: either this one sees that it is, or
+   who breaks them after he has closed it sees the batch. */
 bool
 nrm__slabs_put_batch(struct nrm__slabs *slabs, size_t class_index,
                      const struct nrm__cell *cells, size_t n)

@@ -1,9 +1,9 @@
 /*
- * A size class of a set of slabs. A slab and its cells (slab.c), how slabs and sets come and
- * go (slab_make.c), and the batches of cells that wait in a class (slab_batch.c) are told
- * apart by what they do under the lock of the class: the first work on the free bits and
- * lists of slabs that there are, the second hold it for the list of spare descriptions only,
- * and the last do without it.
+ * A size class of a set of slabs. A slab and its cells (slab.c), how slabs and sets
+ * come and go (slab_make.c), and the batches of cells that wait in a class
+ * (slab_batch.c) are told apart by what they do under the lock of the class: the first
+ * work on the free bits and lists of slabs that there are, the second hold it for the
+ * list of spare descriptions only, and the last do without it.
  */
 #ifndef NRM_CORE_SLAB_CLASS_H
 #define NRM_CORE_SLAB_CLASS_H

@@ -1,11 +1,11 @@
 /*
- * How slabs come and go: the set of a resource, its classes, and the chunks that it asks its
- * owner for.
+ * How slabs come and go: the set of a resource, its classes, and the chunks that it
+ * asks its owner for.
  *
- * Chunks come and go while no lock is held, as the owner may have to take locks of its own.
- * A description outlives its chunk: it waits in its class to describe another one, and
- * memory for it is given back with the set only, since a look-up that began before the
- * chunk left may still read it and must find a generation that is not its own.
+ * Chunks come and go while no lock is held, as the owner may have to take locks of its
+ * own. A description outlives its chunk: it waits in its class to describe another one,
+ * and memory for it is given back with the set only, since a look-up that began before
+ * the chunk left may still read it and must find a generation that is not its own.
  */
 #include <stdint.h>
 

@@ -2,9 +2,10 @@
  * Streams: a handle, what keeps it alive, and for the per-thread default stream the
  * thread it belongs to. The constants are immortal.
  *
- * A binding that knows streams by their handles makes an object for each call. So a thread
- * keeps the memory of the last one that ended there for the next one that it makes, and the
- * last reference of one that nobody else can know of ends without a locked instruction.
+ * A binding that knows streams by their handles makes an object for each call. So a
+ * thread keeps the memory of the last one that ended there for the next one that it
+ * makes, and the last reference of one that nobody else can know of ends without a
+ * locked instruction.
  */
 #include "core/stream.h"
 
@@ -210,8 +211,8 @@ destroy(const nrm_stream *stream)
     nrm__attach(token);
 }
 
-/* Whether the caller's reference is the last one, which is gone then. One that nothing was
-   ordered by is known to those alone who have a reference. */
+/* Whether the caller's reference is the last one, which is gone then. One that nothing
+   was ordered by is known to those alone who have a reference. */
 static bool
 is_last(nrm_stream *stream)
 {

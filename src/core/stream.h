@@ -29,8 +29,8 @@ nrm__stream_is_special(const nrm_stream *stream)
     return stream->handle <= NRM_STREAM_HANDLE_PER_THREAD;
 }
 
-/* False for a stream of others: they may destroy it at any time, also below an object that
-   we keep alive, and the driver crashes on a handle that is none any more. */
+/* False for a stream of others: they may destroy it at any time, also below an object
+   that we keep alive, and the driver crashes on a handle that is none any more. */
 static inline bool
 nrm__stream_stays(const nrm_stream *stream)
 {
@@ -59,8 +59,9 @@ nrm__stream_is_here(const nrm_stream *stream)
 /* False when the last reference is gone. The memory must still be there. */
 bool nrm__stream_try_retain(nrm_stream *stream);
 
-/* As nrm_stream_release, but if it was the last reference and `drop` is what would let go of
-   what kept the stream alive, that is returned instead: the caller's. NULL: there is none. */
+/* As nrm_stream_release, but if it was the last reference and `drop` is what would let
+   go of what kept the stream alive, that is returned instead: the caller's. NULL: there
+   is none. */
 void *nrm__stream_release_kept(nrm_stream *stream, void (*drop)(void *keepalive));
 
 #endif

@@ -1,7 +1,7 @@
 /*
- * Copies on streams: entering the context of a stream, what is recorded behind a copy, and
- * who waits for whom. transfer.h says how they are used; transfer_way.c chooses among
- * devices, transfer_plan.c cuts them, and transfer_run.c makes the calls.
+ * Copies on streams: entering the context of a stream, what is recorded behind a copy,
+ * and who waits for whom. transfer.h says how they are used; transfer_way.c chooses
+ * among devices, transfer_plan.c cuts them, and transfer_run.c makes the calls.
  */
 #include "core/transfer.h"
 
@@ -83,9 +83,9 @@ check_capture(const struct nrm__cuda_scope *scope, const struct nrm__transfer *t
                             (size_t)handle);
 }
 
-/* In the context of the stream, which is current. What was submitted before a failure is
-   waited for: nothing else knows of it. While it is captured nothing runs, and a wait would
-   end the capture. */
+/* In the context of the stream, which is current. What was submitted before a failure
+   is waited for: nothing else knows of it. While it is captured nothing runs, and a
+   wait would end the capture. */
 static nrm_status
 submit_here(const struct nrm__cuda_scope *scope, const struct nrm__transfer *t,
             uintptr_t handle, struct nrm__cuda_lone_event *out_event,
@@ -144,8 +144,8 @@ nrm__transfer_ways_of(int device, uintptr_t handle, const void *host,
 
 /* ---- waiting ---- */
 
-/* Whether events order the work of the two: not if only one of them is being captured. To
-   wait for it would end the capture. */
+/* Whether events order the work of the two: not if only one of them is being captured.
+   To wait for it would end the capture. */
 static bool
 runs_with(int device, uintptr_t handle, int other_device, uintptr_t other)
 {

@@ -4,13 +4,14 @@
  * Memory that is mapped, or of a memory pool, is open to its own device alone unless
  * somebody opened it to others: an ordinary copy on a stream of the other device is an
  * invalid value there. The peer calls name a context for each side, so that the driver
- * finds the memory whoever it is open to, and itself decides whether the bytes go straight
- * from device to device or over the host.
+ * finds the memory whoever it is open to, and itself decides whether the bytes go
+ * straight from device to device or over the host.
  *
- * They are documented for any two contexts, but not what they make of all memory. So what is
- * refused as a box is tried by rows, and what is refused as a row goes over page-locked
- * memory: then the call waits for the stream and for the bytes. The same bytes go to the
- * same places every time. In a capture none of it is possible: a peer call breaks it.
+ * They are documented for any two contexts, but not what they make of all memory. So
+ * what is refused as a box is tried by rows, and what is refused as a row goes over
+ * page-locked memory: then the call waits for the stream and for the bytes. The same
+ * bytes go to the same places every time. In a capture none of it is possible: a peer
+ * call breaks it.
  */
 #include "core/transfer_peer.h"
 
@@ -76,8 +77,8 @@ copy_box(const struct nrm__transfer_peers *peers, const struct nrm__driver *driv
 
 /* ---- over the host ---- */
 
-/* Between the memory of a context and the host; it is done when this returns. The calling
-   thread's stream, so that nothing of others is waited for. */
+/* Between the memory of a context and the host; it is done when this returns. The
+   calling thread's stream, so that nothing of others is waited for. */
 static nrm_CUresult
 copy_half(const struct nrm__transfer_peers *peers, const struct nrm__driver *driver,
           char *dst, const char *src, size_t nbytes)

@@ -1,11 +1,12 @@
 /*
  * How a copy is cut. transfer.h says what a plan is.
  *
- * The order of axes is free, as each element has its own place on both sides. So they are
- * sorted by the destination's strides, the innermost last, and neighbours are merged where
- * the outer one continues the inner one on both sides. Then the innermost axis is a run of
- * bytes if it is contiguous on both sides. Of the others those two become the rows and the
- * planes of a box that leave the fewest boxes, and what is left is looped over.
+ * The order of axes is free, as each element has its own place on both sides. So they
+ * are sorted by the destination's strides, the innermost last, and neighbours are
+ * merged where the outer one continues the inner one on both sides. Then the innermost
+ * axis is a run of bytes if it is contiguous on both sides. Of the others those two
+ * become the rows and the planes of a box that leave the fewest boxes, and what is left
+ * is looped over.
  */
 #include "core/transfer.h"
 

@@ -1,15 +1,16 @@
 /*
  * The calls of the driver that a planned copy becomes.
  *
- * Most of what a small copy costs is its call, so pieces that are one row each go to the
- * driver as batches where it takes them. Those have no order among themselves: a destination
- * that may overlap itself gets its pieces one by one. A batch says when its sources are read:
- * of pageable memory during the call, as single copies do it, of all other memory in the
- * order of the stream.
+ * Most of what a small copy costs is its call, so pieces that are one row each go to
+ * the driver as batches where it takes them. Those have no order among themselves: a
+ * destination that may overlap itself gets its pieces one by one. A batch says when its
+ * sources are read: of pageable memory during the call, as single copies do it, of all
+ * other memory in the order of the stream.
  *
- * What a driver refuses in batches it may still take piece by piece (managed memory, other
- * devices: the rules are nowhere written in full). As the same bytes go to the same places,
- * all pieces are simply copied again then, and the error that counts is that of a piece.
+ * What a driver refuses in batches it may still take piece by piece (managed memory,
+ * other devices: the rules are nowhere written in full). As the same bytes go to the
+ * same places, all pieces are simply copied again then, and the error that counts is
+ * that of a piece.
  */
 #include "core/transfer_run.h"
 
@@ -174,8 +175,9 @@ is_known(const struct run *run, const char *ptr)
                                               device_address(ptr)) == NRM_CUDA_SUCCESS;
 }
 
-/* A batch takes what it does not know for host memory, on either side, where a single copy
-   that names its direction fails. So both ends of the device's side are looked up. */
+/* A batch takes what it does not know for host memory, on either side, where a single
+   copy that names its direction fails. So both ends of the device's side are looked
+   up. */
 static bool
 is_on_device(const struct run *run)
 {
@@ -234,8 +236,8 @@ is_refusal(nrm_CUresult code)
 /* ---- all of them ---- */
 
 /* The driver takes no batches on the legacy stream, nor while a stream is captured; and
-   where devices know registered memory under another address, it has been seen to use the
-   host's in them. */
+   where devices know registered memory under another address, it has been seen to use
+   the host's in them. */
 bool
 nrm__transfer_takes_batches(const struct nrm__cuda_scope *scope, uintptr_t handle,
                             enum nrm__direction direction)

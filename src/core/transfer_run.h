@@ -12,8 +12,8 @@ bool nrm__transfer_takes_batches(const struct nrm__cuda_scope *scope, uintptr_t 
 
 /*
  * Submits all of a transfer to a stream of the scope's context, which is current. With
- * `peers` (borrows) from the memory of one device to that of another; NULL: the stream's
- * device reaches both sides. When it fails part of it may have been submitted.
+ * `peers` (borrows) from the memory of one device to that of another; NULL: the
+ * stream's device reaches both sides. When it fails part of it may have been submitted.
  */
 nrm_status nrm__transfer_run(const struct nrm__cuda_scope *scope,
                              const struct nrm__transfer *transfer, uintptr_t handle,

@@ -1,16 +1,16 @@
 /*
  * Where there are several devices: by which way a copy goes.
  *
- * A stream's device need not reach the memory. What a pool has mapped, or what is of a memory
- * pool of the driver, is open to one device, and to others only if somebody opened it to
- * them. So where one side is on another device and not known to be open to the stream's, the
- * copy is made by a peer call if the stream belongs to the device of one of the sides. If it
- * belongs to neither, or the other side is host memory, a stream of the memory's device does
- * it: it comes behind what the stream has been given, and the stream waits for it. Neither
- * can be captured.
+ * A stream's device need not reach the memory. What a pool has mapped, or what is of a
+ * memory pool of the driver, is open to one device, and to others only if somebody
+ * opened it to them. So where one side is on another device and not known to be open to
+ * the stream's, the copy is made by a peer call if the stream belongs to the device of
+ * one of the sides. If it belongs to neither, or the other side is host memory, a
+ * stream of the memory's device does it: it comes behind what the stream has been
+ * given, and the stream waits for it. Neither can be captured.
  *
- * Whose memory it is our own block map knows, and of others' the driver. With one device
- * nothing of this is asked.
+ * Whose memory it is our own block map knows, and of others' the driver. With one
+ * device nothing of this is asked.
  */
 #include "core/transfer_way.h"
 

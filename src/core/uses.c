@@ -1,11 +1,12 @@
 /*
  * Context epochs. uses.h says what they are for.
  *
- * `nrm__epoch_open` is the number of the open epoch. Whoever closes it makes the next number
- * visible first and records then, so a block stamped with the old number was given back
- * before the record, and with it everything submitted before. A block stamped with the
- * new number may have been given back before the record too; it waits for a later one.
- * Blocks are governed by their stamps alone: lists are only where they are kept.
+ * `nrm__epoch_open` is the number of the open epoch. Whoever closes it makes the next
+ * number visible first and records then, so a block stamped with the old number was
+ * given back before the record, and with it everything submitted before. A block
+ * stamped with the new number may have been given back before the record too; it waits
+ * for a later one. Blocks are governed by their stamps alone: lists are only where they
+ * are kept.
  *
  * A slot holds a closed epoch until it is done. It becomes visible to queries after its
  * last record, and what a query finds is stored under the number it was made for, never
@@ -31,8 +32,8 @@
 #include "os/system.h"
 
 #define MAX_PENDING 8
-/* Between two looks at an epoch that is waited for: at first no pause at all, then one that
-   doubles. */
+/* Between two looks at an epoch that is waited for: at first no pause at all, then one
+   that doubles. */
 #define SPIN_NS UINT64_C(50000)
 #define POLL_FIRST_NS UINT64_C(20000)
 #define POLL_LAST_NS UINT64_C(500000)
@@ -40,8 +41,8 @@
 
 enum slot_state { SLOT_FREE, SLOT_CLOSING, SLOT_RECORDED, SLOT_QUERIED };
 
-/* Belongs to whoever made it closing or queried; the lock is held where one of several is
-   chosen to be asked about. */
+/* Belongs to whoever made it closing or queried; the lock is held where one of several
+   is chosen to be asked about. */
 struct slot {
     _Atomic(enum slot_state) state;
     atomic_uint_least64_t number;
@@ -68,8 +69,9 @@ _Static_assert(MAX_PENDING <= NRM__CUDA_MARKS, "one for each slot");
 static int n_forbidders; /* under the lock */
 
 /* How long allocations wait for the oldest epoch, all together: once, and longer where
-   epochs before it have needed longer. A GPU that is slower than the program makes it wait
-   for each epoch, and memory does not grow; one that has stopped is waited for once. */
+   epochs before it have needed longer. A GPU that is slower than the program makes it
+   wait for each epoch, and memory does not grow; one that has stopped is waited for
+   once. */
 static struct {
     uint64_t number;    /* the oldest epoch when somebody began to wait */
     uint64_t since_ns;  /* then */
@@ -261,8 +263,9 @@ record_all(struct slot *slot)
     return true;
 }
 
-/* The next number becomes visible; what was stamped since the last one counts as the slot's,
-   and what its closer says besides. Two closers may count the same: it is a pace. */
+/* The next number becomes visible; what was stamped since the last one counts as the
+   slot's, and what its closer says besides. Two closers may count the same: it is a
+   pace. */
 static uint64_t
 publish(struct slot *slot, uint64_t n_more)
 {
@@ -306,7 +309,8 @@ nrm__epoch_close_of(uint64_t n_blocks)
         note_recorded(slot, number);
     }
     else {
-        /* The number was published without a record: a later epoch covers its blocks. */
+        /* The number was published without a record: a later epoch covers its
+           blocks. */
         drop_events(slot);
     }
     bool asked = slot->asks;
@@ -397,8 +401,9 @@ nrm__epoch_poll(void)
     return more;
 }
 
-/* Another epoch is the oldest: what the one before took from the first wait on, for each of
-   its blocks, is the pace of the GPU: the slowest counts, and is forgotten by and by. */
+/* Another epoch is the oldest: what the one before took from the first wait on, for
+   each of its blocks, is the pace of the GPU: the slowest counts, and is forgotten by
+   and by. */
 static void
 begin_patience_locked(const struct slot *oldest)
 {
@@ -414,8 +419,8 @@ begin_patience_locked(const struct slot *oldest)
     patience.waited_ns = 0;
 }
 
-/* How long a wait may last for the epoch that is the oldest now; 0: there is none, or it was
-   waited for enough. */
+/* How long a wait may last for the epoch that is the oldest now; 0: there is none, or
+   it was waited for enough. */
 static uint64_t
 begin_wait(uint64_t limit_ns, bool insists)
 {
@@ -437,8 +442,8 @@ begin_wait(uint64_t limit_ns, bool insists)
     return allowed_ns;
 }
 
-/* Counts all waits, also those that brought something: what an epoch needed is what all of
-   them lasted. */
+/* Counts all waits, also those that brought something: what an epoch needed is what all
+   of them lasted. */
 static void
 end_wait(uint64_t waited_ns)
 {
@@ -447,8 +452,9 @@ end_wait(uint64_t waited_ns)
     nrm__lock_release(&epochs_lock);
 }
 
-/* Looks again and again until more is done than `before`. The kernel wakes a thread that
-   sleeps some fifty microseconds late: what takes less is looked at all the time. */
+/* Looks again and again until more is done than `before`. The kernel wakes a thread
+   that sleeps some fifty microseconds late: what takes less is looked at all the
+   time. */
 static bool
 look_for(uint64_t allowed_ns, uint64_t before)
 {

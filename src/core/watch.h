@@ -18,8 +18,8 @@ nrm__is_watched(void)
         atomic_load_explicit(&nrm__cuda_watcher, memory_order_acquire) != NULL, 0);
 }
 
-/* Some bytes of a live block, from `offset` on, are the program's from now on, in the order
-   of the stream (NULL: of the host) where only GPUs see them. */
+/* Some bytes of a live block, from `offset` on, are the program's from now on, in the
+   order of the stream (NULL: of the host) where only GPUs see them. */
 void nrm__watch_taken(const struct nrm__block *block, size_t offset, size_t nbytes,
                       const nrm_stream *stream);
 

@@ -1,10 +1,10 @@
 /* The CUDA driver's binary interface, as far as this project uses it.
  *
  * The driver is opened at run time and its header is not needed to build, so what it
- * looks like is declared here and in abi_types.h: types, constants and one list of entry
- * points. The list is the single source of the driver table, of the simulator's symbol
- * table and of the test that compares all of it with the toolkit's cuda.h. To use another
- * entry point, add its row; to move one between the lists, move its row.
+ * looks like is declared here and in abi_types.h: types, constants and one list of
+ * entry points. The list is the single source of the driver table, of the simulator's
+ * symbol table and of the test that compares all of it with the toolkit's cuda.h. To
+ * use another entry point, add its row; to move one between the lists, move its row.
  */
 #ifndef NRM_CUDA_ABI_H
 #define NRM_CUDA_ABI_H
@@ -264,8 +264,9 @@
 /* clang-format on */
 
 /* What no real driver has: the simulator's checker, when it is on, answers to these two
- * names in cuGetProcAddress and is then told which memory an allocator hands out and gets
- * back. `stream`: a handle on the device, or NO_STREAM: to the host, which may write it. */
+ * names in cuGetProcAddress and is then told which memory an allocator hands out and
+ * gets back. `stream`: a handle on the device, or NO_STREAM: to the host, which may
+ * write it. */
 #define NRM_CUDA_WATCH_NO_STREAM UINTPTR_MAX
 #define NRM_CUDA_WATCH_VERSION 12000
 typedef void nrm_cudasim_block_taken_fn(uintptr_t ptr, size_t nbytes, int device,

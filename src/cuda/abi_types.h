@@ -1,9 +1,9 @@
-/* The types and constants of the CUDA driver, as far as this project uses them: the first
- * half of abi.h, which is the file to include.
+/* The types and constants of the CUDA driver, as far as this project uses them: the
+ * first half of abi.h, which is the file to include.
  *
- * Everything is prefixed, because a test compares it with the toolkit's cuda.h, which it
- * includes beside this. The handles are distinct incomplete types, so the compiler tells a
- * stream from an event.
+ * Everything is prefixed, because a test compares it with the toolkit's cuda.h, which
+ * it includes beside this. The handles are distinct incomplete types, so the compiler
+ * tells a stream from an event.
  */
 #ifndef NRM_CUDA_ABI_TYPES_H
 #define NRM_CUDA_ABI_TYPES_H

@@ -47,7 +47,8 @@ ask(const struct nrm__driver *driver, nrm_CUstream stream,
            get_info(driver, stream, out);
 }
 
-/* No call here minds the capture mode, and those on a created stream not what is current. */
+/* No call here minds the capture mode, and those on a created stream not what is
+   current. */
 bool
 nrm__cuda_capture_find(int device, uintptr_t handle, struct nrm__cuda_capture *out)
 {

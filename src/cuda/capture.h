@@ -2,12 +2,13 @@
  * Stream capture, as the driver tells of it, and who must keep still meanwhile.
  *
  * The driver says of a stream whether it is being captured (about 20 ns, and no capture
- * minds), and lets a graph hold an object whose destructor is called when the graph, every
- * executable made of it and their last launch are gone.
+ * minds), and lets a graph hold an object whose destructor is called when the graph,
+ * every executable made of it and their last launch are gone.
  *
- * cuCtxRecordEvent invalidates every capture of its context, in all modes, and nobody can
- * find out beforehand whether a non-blocking stream is captured. So who knows of a capture
- * announces it, and while one is announced no context is recorded on (cuda/event.c).
+ * cuCtxRecordEvent invalidates every capture of its context, in all modes, and nobody
+ * can find out beforehand whether a non-blocking stream is captured. So who knows of a
+ * capture announces it, and while one is announced no context is recorded on
+ * (cuda/event.c).
  */
 #ifndef NRM_CUDA_CAPTURE_H
 #define NRM_CUDA_CAPTURE_H
@@ -22,9 +23,9 @@ struct nrm__cuda_capture {
 };
 
 /* Whether the stream is being captured, and what for. False also for a capture that was
-   invalidated already, of which *out says so, where it cannot be known, and for the legacy
-   stream, which never is. Handle 2 means the calling thread's on `device`, or in the current context (-1).
-   Detached for that, no lock held. */
+   invalidated already, of which *out says so, where it cannot be known, and for the
+   legacy stream, which never is. Handle 2 means the calling thread's on `device`, or in
+   the current context (-1). Detached for that, no lock held. */
 bool nrm__cuda_capture_find(int device, uintptr_t handle,
                             struct nrm__cuda_capture *out);
 
@@ -37,9 +38,9 @@ enum nrm__cuda_retained {
 /* Whether graphs can hold an object here. */
 bool nrm__cuda_can_retain(void);
 
-/* Lets the graph hold `data`: when nothing can be launched any more and all launches are
-   done, a thread of the driver calls `gone(data)`, which may not call the driver. Not when
-   the context is reset. */
+/* Lets the graph hold `data`: when nothing can be launched any more and all launches
+   are done, a thread of the driver calls `gone(data)`, which may not call the driver.
+   Not when the context is reset. */
 enum nrm__cuda_retained nrm__cuda_capture_retain(nrm_CUgraph graph, void *data,
                                                  nrm_CUhostFn gone);
 
@@ -52,11 +53,12 @@ void nrm__cuda_capture_withdraw(void);
    already, and is not waited for. */
 void nrm__cuda_capture_shield(void);
 
-/* A few recorders, each with a number that nobody else uses at the time, mark themselves
-   without being counted; all others are NRM__CUDA_COUNTED. */
+/* A few recorders, each with a number that nobody else uses at the time, mark
+   themselves without being counted; all others are NRM__CUDA_COUNTED. */
 enum { NRM__CUDA_MARKS = 8, NRM__CUDA_COUNTED = -1 };
 
-/* Around a record of a context; false: a capture is announced, and there must be none. */
+/* Around a record of a context; false: a capture is announced, and there must be
+   none. */
 bool nrm__cuda_record_begin(int mark);
 void nrm__cuda_record_end(int mark);
 

@@ -50,8 +50,9 @@ end_life_locked(struct slot *slot)
     atomic_fetch_add_explicit(&nrm__cuda_n_resets, 1, memory_order_release);
 }
 
-/* Ends this life, unless somebody has done so already. Handle and id were not read at once:
-   the handle may be that of the life before, whose end says nothing about this one. */
+/* Ends this life, unless somebody has done so already. Handle and id were not read at
+   once: the handle may be that of the life before, whose end says nothing about this
+   one. */
 static void
 end_life(struct slot *slot, nrm_CUcontext context, unsigned long long id)
 {
@@ -406,8 +407,8 @@ nrm__cuda_enter_existing(int device, struct nrm__cuda_scope *out)
     return enter(driver, device, false, out);
 }
 
-/* Context, id and generation of one life: a life ends with a step of the generation before
-   the id is that of the next. False: none is known, or it has just ended. */
+/* Context, id and generation of one life: a life ends with a step of the generation
+   before the id is that of the next. False: none is known, or it has just ended. */
 static bool
 read_life(int device, struct nrm__cuda_scope *scope)
 {
@@ -418,8 +419,8 @@ read_life(int device, struct nrm__cuda_scope *scope)
            nrm__cuda_generation_noticed(device) == scope->generation;
 }
 
-/* The id says it all: a context that was reset has none, and then another. NULL asks for that
-   of the current one. */
+/* The id says it all: a context that was reset has none, and then another. NULL asks
+   for that of the current one. */
 static bool
 has_id(const struct nrm__cuda_scope *scope, nrm_CUcontext context)
 {

@@ -36,13 +36,13 @@ nrm_status nrm__cuda_enter(int device, struct nrm__cuda_scope *out);
    does not, or CUDA is not initialised. */
 nrm_status nrm__cuda_enter_existing(int device, struct nrm__cuda_scope *out);
 
-/* The same of a context that we retain, with as few calls as that takes. False: we know of
-   none that lives, or it cannot be made current, and nothing has been changed. */
+/* The same of a context that we retain, with as few calls as that takes. False: we know
+   of none that lives, or it cannot be made current, and nothing has been changed. */
 bool nrm__cuda_enter_retained(int device, struct nrm__cuda_scope *out);
 
-/* As nrm__cuda_enter_existing, for calls that give memory back, which need no context: where
-   there is no primary one, none is made current, `context` is NULL, and the memory is that
-   of a context of the program's own, which may have ended. */
+/* As nrm__cuda_enter_existing, for calls that give memory back, which need no context:
+   where there is no primary one, none is made current, `context` is NULL, and the
+   memory is that of a context of the program's own, which may have ended. */
 nrm_status nrm__cuda_enter_to_free(int device, struct nrm__cuda_scope *out);
 
 void nrm__cuda_leave(struct nrm__cuda_scope *scope);
@@ -75,12 +75,12 @@ nrm__cuda_generations(void)
    calls that never block: for look-ups on the way of an allocation. */
 void nrm__cuda_check_generations(void);
 
-/* The device whose primary context this is, as far as it is retained by us; -1: none. A few
-   atomic loads. */
+/* The device whose primary context this is, as far as it is retained by us; -1: none. A
+   few atomic loads. */
 int nrm__cuda_device_of(nrm_CUcontext context);
 
-/* Whether the primary context of a device may be active: one that we retain is taken to be,
-   of others the driver is asked. */
+/* Whether the primary context of a device may be active: one that we retain is taken to
+   be, of others the driver is asked. */
 bool nrm__cuda_may_be_active(int device);
 
 /* Devices whose primary context is active now (asked of the driver, never cached):

@@ -130,7 +130,8 @@ failed(int device, nrm_CUresult code)
     return NRM__RECORD_CAPTURE;
 }
 
-/* One that is to spare, if it is of this life of the context, or of the pool, or new. */
+/* One that is to spare, if it is of this life of the context, or of the pool, or
+   new. */
 static nrm_CUresult
 find_event(const struct nrm__cuda_scope *scope, struct nrm__cuda_event *event)
 {
@@ -212,10 +213,11 @@ record_inside(const struct nrm__cuda_scope *scope, struct nrm__cuda_event *event
     return event->handle != NULL ? ask_at_once(scope, event, out_done) : result;
 }
 
-/* In a context that we retain, and whose life was asked for after the caller had published its
-   number. NRM__RECORD_IDLE: it lives no more, if we retain one. A reset meanwhile ends all
-   work that the number covers: whatever the event then tells, and whosever it is, that
-   is done, and its generation is noticed to be over before it is used again. */
+/* In a context that we retain, and whose life was asked for after the caller had
+   published its number. NRM__RECORD_IDLE: it lives no more, if we retain one. A reset
+   meanwhile ends all work that the number covers: whatever the event then tells, and
+   whosever it is, that is done, and its generation is noticed to be over before it is
+   used again. */
 static enum nrm__record
 record_retained(int device, struct nrm__cuda_event *event, int mark, bool *out_done)
 {
@@ -228,8 +230,8 @@ record_retained(int device, struct nrm__cuda_event *event, int mark, bool *out_d
     return result;
 }
 
-/* In one that has to be looked for: a reset meanwhile, and nobody knows to which life the event
-   belongs. */
+/* In one that has to be looked for: a reset meanwhile, and nobody knows to which life
+   the event belongs. */
 static enum nrm__record
 record_existing(int device, struct nrm__cuda_event *event, int mark, bool *out_done)
 {

@@ -6,8 +6,8 @@
 
 #include "cuda/context.h"
 
-/* As many events of a context can be waiting to be used again. Who keeps events for long
-   keeps fewer, for those that come back to a full pool are lost. */
+/* As many events of a context can be waiting to be used again. Who keeps events for
+   long keeps fewer, for those that come back to a full pool are lost. */
 #define NRM__CUDA_EVENTS_POOLED 1024
 
 struct nrm__cuda_event {
@@ -35,9 +35,9 @@ enum nrm__record {
  */
 enum nrm__record nrm__cuda_record(int device, struct nrm__cuda_event *out);
 
-/* The same by a recorder that may have a mark (cuda/capture.h), with an event that it has of
-   that device to spare, or has none of, without a handle: it comes back recorded. Asks at
-   once whether it is done, unless `out_done` is NULL. */
+/* The same by a recorder that may have a mark (cuda/capture.h), with an event that it
+   has of that device to spare, or has none of, without a handle: it comes back
+   recorded. Asks at once whether it is done, unless `out_done` is NULL. */
 enum nrm__record nrm__cuda_record_with(int device, struct nrm__cuda_event *event,
                                        int mark, bool *out_done);
 

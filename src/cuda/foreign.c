@@ -1,10 +1,10 @@
 /*
- * See foreign.h. Nobody tells us that such a context has been made, or has ended: so they are
- * noted where memory comes to them, and asked for their id before they are named. That
- * number is never given out again, while the handle is the next one's.
+ * See foreign.h. Nobody tells us that such a context has been made, or has ended: so
+ * they are noted where memory comes to them, and asked for their id before they are
+ * named. That number is never given out again, while the handle is the next one's.
  *
- * An event belongs to its context. There is no pool of them here, since what is left in one
- * would have to be asked for its life each time: each is made for one record.
+ * An event belongs to its context. There is no pool of them here, since what is left in
+ * one would have to be asked for its life each time: each is made for one record.
  */
 #include "cuda/foreign.h"
 
@@ -363,8 +363,8 @@ failed(const struct nrm__cuda_foreign *foreign, nrm_CUresult code)
                                                               : NRM__RECORD_CAPTURE;
 }
 
-/* Nothing says that a context of this kind (there are others than those of cuCtxCreate) cannot
-   be recorded on as a whole but the driver's answer: then it is waited for. */
+/* Nothing says that a context of this kind (there are others than those of cuCtxCreate)
+   cannot be recorded on as a whole but the driver's answer: then it is waited for. */
 static nrm_CUresult
 record_all(const struct nrm__cuda_foreign *foreign, nrm_CUevent *event)
 {

@@ -1,8 +1,8 @@
 /*
- * See page_lock.h. A registration holds to the byte and may share its pages, but not one
- * byte, with another. Who has the bytes that are in the way is asked only when the driver
- * has refused: it tells the range around an address, so addresses are tried, the ends
- * first and then one on each page.
+ * See page_lock.h. A registration holds to the byte and may share its pages, but not
+ * one byte, with another. Who has the bytes that are in the way is asked only when the
+ * driver has refused: it tells the range around an address, so addresses are tried, the
+ * ends first and then one on each page.
  */
 #include "cuda/page_lock.h"
 
@@ -84,8 +84,8 @@ find_range(const struct nrm__driver *driver, uintptr_t address, uintptr_t *out_s
     return true;
 }
 
-/* The first range that overlaps ours and has its start, its end or the start of a page in
-   common with it. */
+/* The first range that overlaps ours and has its start, its end or the start of a page
+   in common with it. */
 static bool
 find_overlap(const struct nrm__driver *driver, uintptr_t start, size_t nbytes,
              uintptr_t *out_start, size_t *out_nbytes)
@@ -174,7 +174,8 @@ lock_entered(const struct nrm__cuda_scope *scope, void *ptr, size_t nbytes,
     *out = (struct nrm__page_lock){
         .driver = scope->driver,
         .device = scope->device,
-        /* Asked after locking: of a reset in between, the later number is the safe one. */
+        /* Asked after locking: of a reset in between, the later number is the safe
+           one. */
         .generation = nrm__cuda_generation(scope->device),
     };
     return NRM_OK;

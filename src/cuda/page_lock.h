@@ -1,6 +1,6 @@
 /*
- * Page-locking of memory that somebody else made (cuMemHostRegister), and what is known of
- * all that this process has page-locked through us.
+ * Page-locking of memory that somebody else made (cuMemHostRegister), and what is known
+ * of all that this process has page-locked through us.
  *
  * The functions that call the driver may block: detached, with no lock of ours held.
  */
@@ -17,8 +17,8 @@ struct nrm__page_lock {
 };
 
 /*
- * Registers exactly these bytes, for all devices. `read_only`: they may not be written, so
- * the driver is asked to let the device read them only. NRM_INVALID_VALUE: a part is
+ * Registers exactly these bytes, for all devices. `read_only`: they may not be written,
+ * so the driver is asked to let the device read them only. NRM_INVALID_VALUE: a part is
  * registered already, by others: the error names both ranges. NRM_NOT_SUPPORTED: the
  * device cannot do this. NRM_OUT_OF_MEMORY, NRM_CUDA_ERROR: the driver refused.
  */
@@ -36,7 +36,8 @@ enum nrm__unlocked {
 enum nrm__unlocked nrm__page_unlock(void *ptr, size_t nbytes,
                                     const struct nrm__page_lock *lock);
 
-/* False after a reset of its context, as far as it was noticed. Makes no driver call. */
+/* False after a reset of its context, as far as it was noticed. Makes no driver
+   call. */
 bool nrm__page_lock_lives(const struct nrm__page_lock *lock);
 
 /* ---- all that is page-locked through us ---- */
@@ -47,8 +48,8 @@ void nrm__page_locked_subtract(size_t nbytes);
 /* 0 in a forked child: what it inherits is the parent's. */
 size_t nrm__page_locked_nbytes(void);
 
-/* Records why the driver did not page-lock `nbytes`: its code, and, where memory or rights
-   may be lacking, what is page-locked already and what the system allows. */
+/* Records why the driver did not page-lock `nbytes`: its code, and, where memory or
+   rights may be lacking, what is page-locked already and what the system allows. */
 nrm_status nrm__page_lock_refused(nrm_CUresult code, const char *call, size_t nbytes);
 
 #endif

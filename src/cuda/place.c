@@ -1,13 +1,13 @@
 /*
- * A stream that somebody created knows its context; the handles 0, 1 and 2 mean the current
- * one. Contexts are known by what stands for a device among those that we retain; a primary
- * context that others have made is retained to be known.
+ * A stream that somebody created knows its context; the handles 0, 1 and 2 mean the
+ * current one. Contexts are known by what stands for a device among those that we
+ * retain; a primary context that others have made is retained to be known.
  *
- * An event belongs to the context that was current when it was made. Those of contexts that
- * are not primary are made for one use and destroyed after it: there is no pool of them, as
- * nobody tells us when such a context ends. Then its events have ended with it, and their
- * handles may be those of others by now: so the context is asked for its id before a lone
- * event is named.
+ * An event belongs to the context that was current when it was made. Those of contexts
+ * that are not primary are made for one use and destroyed after it: there is no pool of
+ * them, as nobody tells us when such a context ends. Then its events have ended with
+ * it, and their handles may be those of others by now: so the context is asked for its
+ * id before a lone event is named.
  */
 #include "cuda/place.h"
 

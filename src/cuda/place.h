@@ -1,6 +1,6 @@
 /*
- * Which context a stream is in, and events of contexts that are not primary: for uses of
- * memory that the context epochs do not see.
+ * Which context a stream is in, and events of contexts that are not primary: for uses
+ * of memory that the context epochs do not see.
  */
 #ifndef NRM_CUDA_PLACE_H
 #define NRM_CUDA_PLACE_H
@@ -12,13 +12,13 @@ struct nrm__cuda_place {
     int device;            /* whose primary context it is; -1: of none */
 };
 
-/* The device whose primary context this is; those that nobody has used yet are retained to
-   be known. -1: none. */
+/* The device whose primary context this is; those that nobody has used yet are retained
+   to be known. -1: none. */
 int nrm__cuda_find_device(nrm_CUcontext context);
 
 /* Where the stream of a handle is. Two calls that never block, unless the context is a
-   primary one that we see for the first time: detached, no lock held. NRM_CUDA_ERROR: the
-   handle is that of no stream, as far as the driver can tell. */
+   primary one that we see for the first time: detached, no lock held. NRM_CUDA_ERROR:
+   the handle is that of no stream, as far as the driver can tell. */
 nrm_status nrm__cuda_stream_place(uintptr_t handle, struct nrm__cuda_place *out);
 
 /* An event beside the pools. It lives as long as its context, which anybody may end. */

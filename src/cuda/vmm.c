@@ -1,14 +1,14 @@
 /*
  * Mapping device memory. vmm.h says what for.
  *
- * A piece holds no handle: once it is mapped the creation's reference is released, and the
- * mapping alone keeps the memory, so unmapping gives it back.
+ * A piece holds no handle: once it is mapped the creation's reference is released, and
+ * the mapping alone keeps the memory, so unmapping gives it back.
  *
- * The list of pieces is there for peers that are added later. Whoever maps enters the piece
- * only if no peer has come since access was given, and gives it again otherwise; whoever
- * adds a peer makes it visible first and then walks the list. So either of them sees the
- * other. A piece leaves the list before it is unmapped, and an access that fails because of
- * that is no error.
+ * The list of pieces is there for peers that are added later. Whoever maps enters the
+ * piece only if no peer has come since access was given, and gives it again otherwise;
+ * whoever adds a peer makes it visible first and then walks the list. So either of them
+ * sees the other. A piece leaves the list before it is unmapped, and an access that
+ * fails because of that is no error.
  */
 #include "cuda/vmm.h"
 
@@ -322,7 +322,8 @@ check_place(const struct nrm__vmm_range *range, size_t offset, size_t nbytes)
     return NRM_OK;
 }
 
-/* Undone with a second try where the first one fails: nothing else would give it back. */
+/* Undone with a second try where the first one fails: nothing else would give it
+   back. */
 static nrm_CUresult
 release(const struct nrm__driver *driver, nrm_CUmemGenericAllocationHandle handle)
 {

@@ -1,11 +1,11 @@
 /*
- * Device memory by virtual memory management: a range of addresses, reserved once, in which
- * physical memory is mapped piece by piece. Neighbouring pieces are one memory for every
- * copy and kernel, so a pool grows without a seam and shrinks from any place.
+ * Device memory by virtual memory management: a range of addresses, reserved once, in
+ * which physical memory is mapped piece by piece. Neighbouring pieces are one memory
+ * for every copy and kernel, so a pool grows without a seam and shrinks from any place.
  *
  * Everything here calls the driver and may block: detached, with no lock held. Nothing
- * waits for the GPU, and the driver does not either: unmap only what is known to be done.
- * Such memory has no legacy IPC handle.
+ * waits for the GPU, and the driver does not either: unmap only what is known to be
+ * done. Such memory has no legacy IPC handle.
  */
 #ifndef NRM_CUDA_VMM_H
 #define NRM_CUDA_VMM_H
@@ -30,21 +30,22 @@ struct nrm__vmm_piece {
     uint64_t open_to; /* that access was given to */
 };
 
-/* Why a device's memory cannot be mapped, as a text without an end; NULL: it can. Before
-   cuInit nothing can. Never blocks. */
+/* Why a device's memory cannot be mapped, as a text without an end; NULL: it can.
+   Before cuInit nothing can. Never blocks. */
 const char *nrm__vmm_reason(int device);
 
 /* What sizes on the device must be multiples of. NRM_NOT_SUPPORTED with the reason. */
 nrm_status nrm__vmm_granularity(int device, size_t *out);
 
-/* Reserves at least `nbytes` of addresses; no memory. To be undone by nrm__vmm_finish. */
+/* Reserves at least `nbytes` of addresses; no memory. To be undone by
+   nrm__vmm_finish. */
 nrm_status nrm__vmm_init(struct nrm__vmm_range *range, int device, size_t nbytes);
 
 /* NRM_INVALID_VALUE while a piece is mapped. On failure the addresses stay reserved. */
 nrm_status nrm__vmm_finish(struct nrm__vmm_range *range);
 
-/* Maps new memory at the offset, open to the owner and to every peer added so far. Nothing
-   is left behind on failure. */
+/* Maps new memory at the offset, open to the owner and to every peer added so far.
+   Nothing is left behind on failure. */
 nrm_status nrm__vmm_map(struct nrm__vmm_range *range, size_t offset, size_t nbytes,
                         struct nrm__vmm_piece *piece);
 

@@ -1,9 +1,10 @@
-/* Advice about where managed memory should be: kept, told, and of no effect, as where pages
- * are is not modelled.
+/* Advice about where managed memory should be: kept, told, and of no effect, as where
+ * pages are is not modelled.
  *
- * What holds of an address is one note of each kind; a note covers a range, and a later one
- * takes the place of what it covers. Pageable memory can be advised about where the device
- * reads it in place; nobody hears of its end, so a note stays until it is taken back. */
+ * What holds of an address is one note of each kind; a note covers a range, and a later
+ * one takes the place of what it covers. Pageable memory can be advised about where the
+ * device reads it in place; nobody hears of its end, so a note stays until it is taken
+ * back. */
 #include "sim.h"
 
 #include <stdlib.h>

@@ -1,12 +1,12 @@
 /* Batches of copies.
  *
- * All of a batch is submitted or nothing of it. Its copies come after what its stream had
- * before and before what it gets next, and have no order among themselves: here the last
- * of the list runs first, and the checker reports two that touch the same bytes.
+ * All of a batch is submitted or nothing of it. Its copies come after what its stream
+ * had before and before what it gets next, and have no order among themselves: here the
+ * last of the list runs first, and the checker reports two that touch the same bytes.
  *
- * When a source is read is said for each copy: in the order of the stream, or during the
- * call, whatever the stream has still to do there. A batch is refused on the legacy stream,
- * and while its stream is captured, which leaves the capture as it is. */
+ * When a source is read is said for each copy: in the order of the stream, or during
+ * the call, whatever the stream has still to do there. A batch is refused on the legacy
+ * stream, and while its stream is captured, which leaves the capture as it is. */
 #include "checker.h"
 
 #include <stdlib.h>
@@ -108,7 +108,8 @@ is_host_memory(const struct sim_range *range)
            range->kind == SIM_MANAGED;
 }
 
-/* The source of a copy is read now: of a device's own memory only the checker knows it. */
+/* The source of a copy is read now: of a device's own memory only the checker knows
+   it. */
 static nrm_CUresult
 read_now(struct sim_op *op)
 {

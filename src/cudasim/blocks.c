@@ -1,9 +1,9 @@
 /* Blocks, as an allocator hands them out and gets them back.
  *
- * It tells so by two entry points that no real driver has. What it hands out to the host,
- * which writes where nobody sees it, counts as written at that moment; what it hands out
- * to a stream must be in the order of that stream, and is compared with what went before.
- * What is given back says nothing of order: the GPU may go on with it. */
+ * It tells so by two entry points that no real driver has. What it hands out to the
+ * host, which writes where nobody sees it, counts as written at that moment; what it
+ * hands out to a stream must be in the order of that stream, and is compared with what
+ * went before. What is given back says nothing of order: the GPU may go on with it. */
 #include "checker.h"
 
 static struct sim_intervals blocks = {.item_nbytes = sizeof(struct sim_block)};

@@ -1,14 +1,14 @@
 /* Stream capture: work goes into a graph instead of running, until the capture ends or
  * something spoils it.
  *
- * What spoils a capture is the point of modelling it. A call that may synchronise
- * does, unless the mode of the calling thread allows it; a record over the whole
- * context always does, and so does work on the legacy stream while a blocking stream
- * captures. The call answers an error, and the capture is invalidated until
- * cuStreamEndCapture clears it.
+ * What spoils a capture is the point of modelling it. A call that may synchronise does,
+ * unless the mode of the calling thread allows it; a record over the whole context
+ * always does, and so does work on the legacy stream while a blocking stream captures.
+ * The call answers an error, and the capture is invalidated until cuStreamEndCapture
+ * clears it.
  *
- * A captured operation keeps what an executed one has; graphs.c launches copies of them.
- * Their order among streams is kept only as the order of capture. */
+ * A captured operation keeps what an executed one has; graphs.c launches copies of
+ * them. Their order among streams is kept only as the order of capture. */
 #include "sim.h"
 
 #include <stdlib.h>

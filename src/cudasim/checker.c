@@ -1,4 +1,5 @@
-/* What calls of the driver mean for the order of things. checker.h says how it works. */
+/* What calls of the driver mean for the order of things. checker.h says how it
+   works. */
 #include "checker.h"
 
 #include <stdlib.h>
@@ -73,8 +74,8 @@ sim_checker_await_context(struct sim_clock **clock, const struct nrm_CUctx_st *c
     sim_clock_join(clock, context->ended);
 }
 
-/* Everything that has used it: what happens to be done is not waited for, and comes before
- * all the same. */
+/* Everything that has used it: what happens to be done is not waited for, and comes
+ * before all the same. */
 void
 sim_checker_await_memory(struct sim_clock **clock, const struct sim_range *range)
 {

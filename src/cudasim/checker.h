@@ -2,15 +2,16 @@
  *
  * It is a race detector by vector clocks. Every queue is an actor, and so are all host
  * threads together, whose order among themselves is taken as it happened: a program has
- * locks that nobody sees here. What one actor does is numbered, and a clock says of each
- * actor up to which number its doings come before. Everything that makes one thing wait
- * for another is a marker (queues.c), so a marker carries the clock of what it awaits, and
- * whoever has waited for it follows that clock. An answer "not ready" orders nothing.
+ * locks that nobody sees here. What one actor does is numbered, and a clock says of
+ * each actor up to which number its doings come before. Everything that makes one thing
+ * wait for another is a marker (queues.c), so a marker carries the clock of what it
+ * awaits, and whoever has waited for it follows that clock. An answer "not ready"
+ * orders nothing.
  *
- * Work is looked at when it is submitted, not when it runs: what it comes after is known by
- * then, so a race is found whatever the GPU does first, also when it happens to have
- * finished. Only what a host function does is known later, and it stands where its
- * operation does.
+ * Work is looked at when it is submitted, not when it runs: what it comes after is
+ * known by then, so a race is found whatever the GPU does first, also when it happens
+ * to have finished. Only what a host function does is known later, and it stands where
+ * its operation does.
  *
  * Everything here is called with the state lock held, and does nothing while the
  * configuration does not ask for it. */
@@ -24,8 +25,9 @@ enum { SIM_HOST_ACTOR = 0 };
 
 /* ---- clocks (clock.c) ------------------------------------------------------------ */
 
-/* Shared and never changed but by sim_clock_set. NULL is the clock of nothing. Where there
- * is no memory left a clock is too small, which reports too much: a fault says so. */
+/* Shared and never changed but by sim_clock_set. NULL is the clock of nothing. Where
+ * there is no memory left a clock is too small, which reports too much: a fault says
+ * so. */
 struct sim_clock;
 
 uint64_t sim_clock_get(const struct sim_clock *clock, uint32_t actor);
@@ -68,8 +70,8 @@ void sim_access_release(struct sim_access *access);
 bool sim_access_precedes(const struct sim_access *before,
                          const struct sim_access *after);
 
-/* Compares the access with all that is known of the bytes, and reports. With `stays` it is
- * known of them from then on. Retains it. */
+/* Compares the access with all that is known of the bytes, and reports. With `stays` it
+ * is known of them from then on. Retains it. */
 void sim_shadow_touch(struct sim_access *access, uintptr_t start, size_t nbytes,
                       bool stays);
 /* What comes before and with all that is known of the bytes. */
@@ -124,8 +126,8 @@ void sim_checker_end_context(struct nrm_CUctx_st *context);
 void sim_checker_forget(uintptr_t start, size_t nbytes); /* memory that has gone */
 void sim_checker_reset(void);
 
-/* An access by the calling thread, or by the queue whose host function it runs. NULL: no
- * memory. For the caller to release. */
+/* An access by the calling thread, or by the queue whose host function it runs. NULL:
+ * no memory. For the caller to release. */
 struct sim_access *sim_checker_host_access(enum sim_access_kind kind, bool writes,
                                            uintptr_t start, size_t nbytes);
 /* One at the end of a queue, which leaves no trace there. */

@@ -1,7 +1,7 @@
 /* Vector clocks: of each actor, up to which of its doings something comes after.
  *
- * Most of what happens learns nothing new, so clocks are shared, and a new one is made only
- * where two that differ come together. */
+ * Most of what happens learns nothing new, so clocks are shared, and a new one is made
+ * only where two that differ come together. */
 #include "checker.h"
 
 #include <stdlib.h>

@@ -14,8 +14,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Whether the device reaches it: memory of a pool is for its own device, what is mapped for
- * those that it was opened to, and all else, with unified addresses, for every one. */
+/* Whether the device reaches it: memory of a pool is for its own device, what is mapped
+ * for those that it was opened to, and all else, with unified addresses, for every
+ * one. */
 static bool
 is_reached(const struct sim_span *span, size_t nbytes, int device, bool writes)
 {
@@ -316,8 +317,8 @@ cuMemcpy3DAsync_v2(const nrm_CUDA_MEMCPY3D *r, nrm_CUstream stream)
 
 /* ---- between devices ------------------------------------------------------------- */
 
-/* What each side's context reaches, whatever the stream's device does: the driver copies
- * itself, over the host where the devices have no way to each other. */
+/* What each side's context reaches, whatever the stream's device does: the driver
+ * copies itself, over the host where the devices have no way to each other. */
 static nrm_CUresult
 resolve_between(struct sim_copy *copy, nrm_CUcontext dst, nrm_CUcontext src)
 {
@@ -365,8 +366,8 @@ cuMemcpyPeerAsync(nrm_CUdeviceptr dst, nrm_CUcontext dst_context, nrm_CUdevicept
                         src_context, stream);
 }
 
-/* The request is laid out as that of cuMemcpy3DAsync, with a context of each side where the
- * other has reserved words. */
+/* The request is laid out as that of cuMemcpy3DAsync, with a context of each side where
+ * the other has reserved words. */
 _Static_assert(sizeof(nrm_CUDA_MEMCPY3D_PEER) == sizeof(nrm_CUDA_MEMCPY3D) &&
                    offsetof(nrm_CUDA_MEMCPY3D_PEER, srcContext) ==
                        offsetof(nrm_CUDA_MEMCPY3D, reserved0) &&

@@ -42,9 +42,9 @@ enum nrm_cudasim_check {
 };
 
 /* Fills `out` with what the environment says (NUMPY_RMM_SIMULATED_DEVICES, _MEMORY,
- * _DRIVER and _CHECK), or with one device of 8 GiB under a driver 13.0. What the library starts
- * with. A variable that cannot be read is an error: its name and value are in
- * fault_text. */
+ * _DRIVER and _CHECK), or with one device of 8 GiB under a driver 13.0. What the
+ * library starts with. A variable that cannot be read is an error: its name and value
+ * are in fault_text. */
 NRM_CUDASIM_API int nrm_cudasim_default_config(struct nrm_cudasim_config *out);
 
 /* A new machine: pending work is dropped, memory unmapped, handles, the log, injected
@@ -77,12 +77,12 @@ NRM_CUDASIM_API int nrm_cudasim_release_stream(void *stream);
 /* Runs the stream's next operation if it is ready: 1 when it did, else 0. */
 NRM_CUDASIM_API int nrm_cudasim_step(void *stream);
 
-/* For a program that explores schedules, in manual mode. It is asked at the beginning and
- * the end of each call, with no lock held, where it may let other threads go first; and,
- * with locks held, what a query shall answer where both can be: 1, that what it asks about
- * is done, which it then is, 0, that it is not. Meanwhile no work runs but what is waited
- * for, or answered to be done, and what must be done for that: the rest commutes with
- * everything that the program sees. NULL: nobody is asked. */
+/* For a program that explores schedules, in manual mode. It is asked at the beginning
+ * and the end of each call, with no lock held, where it may let other threads go first;
+ * and, with locks held, what a query shall answer where both can be: 1, that what it
+ * asks about is done, which it then is, 0, that it is not. Meanwhile no work runs but
+ * what is waited for, or answered to be done, and what must be done for that: the rest
+ * commutes with everything that the program sees. NULL: nobody is asked. */
 enum nrm_cudasim_moment {
     NRM_CUDASIM_CALL_BEGINS,
     NRM_CUDASIM_CALL_ENDS,
@@ -98,9 +98,9 @@ struct nrm_cudasim_area {
     int writes; /* else it reads */
 };
 
-/* Submits a kernel that touches these areas, which must be memory that the driver knows,
- * and does nothing: it stands in its stream, keeps the memory in use and is checked like a
- * copy, and can be captured. */
+/* Submits a kernel that touches these areas, which must be memory that the driver
+ * knows, and does nothing: it stands in its stream, keeps the memory in use and is
+ * checked like a copy, and can be captured. */
 NRM_CUDASIM_API int
 nrm_cudasim_launch(void *stream, const struct nrm_cudasim_area *areas, size_t n_areas);
 
@@ -118,19 +118,20 @@ NRM_CUDASIM_API void nrm_cudasim_log_clear(void);
 NRM_CUDASIM_API uint64_t nrm_cudasim_fault_count(void);
 NRM_CUDASIM_API int nrm_cudasim_fault_text(uint64_t index, char *text, size_t nbytes);
 
-/* Races: reuse of memory, or access to it by the host, that nothing puts in order with what
- * the GPU does there. Returns the number since the reset; the first ones have texts. */
+/* Races: reuse of memory, or access to it by the host, that nothing puts in order with
+ * what the GPU does there. Returns the number since the reset; the first ones have
+ * texts. */
 #define NRM_CUDASIM_RACE_NBYTES 640
 NRM_CUDASIM_API int nrm_cudasim_checks(void); /* whether they are looked for */
 NRM_CUDASIM_API uint64_t nrm_cudasim_race_count(void);
 NRM_CUDASIM_API int nrm_cudasim_race_text(uint64_t index, char *text, size_t nbytes);
 
-/* The program reads or writes memory at this moment, which nobody sees by itself; in a host
- * function too. NOT_SUPPORTED: races are not looked for. */
+/* The program reads or writes memory at this moment, which nobody sees by itself; in a
+ * host function too. NOT_SUPPORTED: races are not looked for. */
 NRM_CUDASIM_API int nrm_cudasim_host_access(const void *ptr, size_t nbytes, int writes);
 
-/* What an allocator says: it hands out a block, to the host or in the order of a stream of
- * the device, or has got one back. See NRM_CUDA_WATCH_NO_STREAM. */
+/* What an allocator says: it hands out a block, to the host or in the order of a stream
+ * of the device, or has got one back. See NRM_CUDA_WATCH_NO_STREAM. */
 NRM_CUDASIM_API void nrm_cudasim_block_taken(uintptr_t ptr, size_t nbytes, int device,
                                              uintptr_t stream);
 NRM_CUDASIM_API void nrm_cudasim_block_given(uintptr_t ptr, size_t nbytes);

@@ -2,15 +2,15 @@
  * functions.
  *
  * Both are started by the first operation that needs them, never by loading the
- * library. An operation is ready when it is the oldest of its stream, the stream is
- * not held, what it waits for has come, and, between the legacy and the blocking
- * streams, nothing older is left on the other side. Of several that are ready the one
- * submitted first runs, or one at random when the configuration has a seed.
+ * library. An operation is ready when it is the oldest of its stream, the stream is not
+ * held, what it waits for has come, and, between the legacy and the blocking streams,
+ * nothing older is left on the other side. Of several that are ready the one submitted
+ * first runs, or one at random when the configuration has a seed.
  *
  * In manual mode there is no engine thread: work runs in nrm_cudasim_step, and whoever
- * waits in a call of the driver does what it waits for himself; or besides that, chosen by
- * the seed, at the beginning of calls. Where schedules are explored nothing runs but what
- * must for an answer. */
+ * waits in a call of the driver does what it waits for himself; or besides that, chosen
+ * by the seed, at the beginning of calls. Where schedules are explored nothing runs but
+ * what must for an answer. */
 #include "checker.h"
 
 #include <errno.h>

@@ -1,9 +1,10 @@
 /* Contexts that a program makes for itself, beside the primary one of the device.
  *
- * A destroyed one is gone at once, whoever has it current: its streams, events and memory
- * go with it, what is pending is dropped, and what was registered in it is registered no
- * more. Its handle is given to the next one that is made. A thread that still has it
- * current is told so; whoever names it otherwise may crash a driver, which is a fault. */
+ * A destroyed one is gone at once, whoever has it current: its streams, events and
+ * memory go with it, what is pending is dropped, and what was registered in it is
+ * registered no more. Its handle is given to the next one that is made. A thread that
+ * still has it current is told so; whoever names it otherwise may crash a driver, which
+ * is a fault. */
 #include "checker.h"
 
 /* NULL: there are too many. */

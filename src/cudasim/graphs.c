@@ -1,14 +1,15 @@
-/* Graphs: what was captured, made executable and launched, and the user objects that live
- * as long as they do.
+/* Graphs: what was captured, made executable and launched, and the user objects that
+ * live as long as they do.
  *
- * An executable has copies of its graph's operations, and a launch submits copies of those
- * to one stream, in the order of capture: an order that the graph allows. Memory is looked
- * up again at each launch, as it may have gone since the capture, which is a fault.
+ * An executable has copies of its graph's operations, and a launch submits copies of
+ * those to one stream, in the order of capture: an order that the graph allows. Memory
+ * is looked up again at each launch, as it may have gone since the capture, which is a
+ * fault.
  *
- * A user object's reference that a graph holds is shared by the executables made of it, and
- * by each launch of them until its work is done. When the last one goes, the destructor is
- * called: by the call that let go of it, or the thread that did the work, as a host function
- * is. The real driver calls it in a thread of its own, and later. */
+ * A user object's reference that a graph holds is shared by the executables made of it,
+ * and by each launch of them until its work is done. When the last one goes, the
+ * destructor is called: by the call that let go of it, or the thread that did the work,
+ * as a host function is. The real driver calls it in a thread of its own, and later. */
 #include "checker.h"
 
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* A sorted array that doubles: what is known of memory changes near one place at a time, and
- * is looked up much more often than it is cut. */
+/* A sorted array that doubles: what is known of memory changes near one place at a
+ * time, and is looked up much more often than it is cut. */
 #include "intervals.h"
 
 #include <stdlib.h>

@@ -1,6 +1,6 @@
-/* Intervals of addresses that never overlap, in order, each with what is known of it: an item
- * of any type whose first member is its struct sim_interval. The simulator's lock guards
- * them. */
+/* Intervals of addresses that never overlap, in order, each with what is known of it:
+ * an item of any type whose first member is its struct sim_interval. The simulator's
+ * lock guards them. */
 #ifndef NRM_CUDASIM_INTERVALS_H
 #define NRM_CUDASIM_INTERVALS_H
 

@@ -1,8 +1,8 @@
 /* Kernels, as far as memory is concerned: what they read and what they write.
  *
- * There is no code to run, so a kernel is an operation that takes its turn in a stream. A
- * free waits for it, a graph repeats it, and the checker compares what it touches with what
- * others do. */
+ * There is no code to run, so a kernel is an operation that takes its turn in a stream.
+ * A free waits for it, a graph repeats it, and the checker compares what it touches
+ * with what others do. */
 #include "checker.h"
 
 #include <stdlib.h>

@@ -273,8 +273,9 @@ cuMemAllocManaged(nrm_CUdeviceptr *ptr, size_t nbytes, unsigned int flags)
 
 /* ---- giving back ----------------------------------------------------------------- */
 
-/* With `keeps_addresses` nothing else is mapped there while the process lives: programs hold
- * pointers into memory that a reset took away, and must not meet new memory by them. */
+/* With `keeps_addresses` nothing else is mapped there while the process lives: programs
+ * hold pointers into memory that a reset took away, and must not meet new memory by
+ * them. */
 static void
 unmap(struct sim_range *range, bool keeps_addresses)
 {

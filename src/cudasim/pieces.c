@@ -1,13 +1,13 @@
 /* Memory that is allocated and freed in the order of streams: the pieces of pools.
  *
- * A pool takes chunks of its device, or of managed memory, and hands out pieces of them. A
- * free is an operation of its stream. Until it is done the piece goes to that stream only, or
- * to one that is made to wait for it; afterwards to anybody. What is free is given back to
- * the device when something synchronises and the pool holds more than its threshold, as
- * whole chunks, and never while an operation uses the chunk.
+ * A pool takes chunks of its device, or of managed memory, and hands out pieces of
+ * them. A free is an operation of its stream. Until it is done the piece goes to that
+ * stream only, or to one that is made to wait for it; afterwards to anybody. What is
+ * free is given back to the device when something synchronises and the pool holds more
+ * than its threshold, as whole chunks, and never while an operation uses the chunk.
  *
- * Memory that a captured stream allocates or frees belongs to the graph: it is there from
- * the capture on, and is not handed out again before the pool goes. */
+ * Memory that a captured stream allocates or frees belongs to the graph: it is there
+ * from the capture on, and is not handed out again before the pool goes. */
 #include "pools.h"
 
 #include <stdlib.h>
@@ -130,8 +130,8 @@ chunk_settle(struct sim_range *chunk)
     }
 }
 
-/* Cuts a piece to size; what is left over keeps its state. Without memory for that the piece
- * stays larger. */
+/* Cuts a piece to size; what is left over keeps its state. Without memory for that the
+ * piece stays larger. */
 static void
 piece_cut(struct sim_piece *piece, size_t nbytes)
 {
@@ -198,8 +198,8 @@ is_idle(const struct sim_range *chunk)
            !is_used_by_work(chunk);
 }
 
-/* Gives idle chunks back while the pool keeps so many bytes, or with `most` until it has
- * no more than that. */
+/* Gives idle chunks back while the pool keeps so many bytes, or with `most` until it
+ * has no more than that. */
 static void
 give_back_idle(struct nrm_CUmemPoolHandle_st *pool, uint64_t keep, bool most)
 {
@@ -368,8 +368,8 @@ choose(struct nrm_CUmemPoolHandle_st *pool, size_t nbytes, struct sim_queue *que
     return *out != NULL ? await_free(queue, *out) : NRM_CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* What comes next on the stream comes after the frees of these bytes, and so after all that
- * comes before them. */
+/* What comes next on the stream comes after the frees of these bytes, and so after all
+ * that comes before them. */
 static void
 hand_out(struct sim_queue *queue, struct sim_piece *piece, size_t nbytes, size_t asked)
 {

@@ -1,5 +1,6 @@
 /* Memory pools: of a device's memory or of managed memory, made by programs or there by
- * default, and what they tell of themselves. What they do with memory is in pieces.c. */
+ * default, and what they tell of themselves. What they do with memory is in
+ * pieces.c. */
 #include "pools.h"
 
 struct sim_handles sim_pools = {.object_nbytes = sizeof(struct nrm_CUmemPoolHandle_st)};

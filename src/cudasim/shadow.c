@@ -1,10 +1,10 @@
 /* Shadow memory: who wrote some bytes last, and who has read them since.
  *
  * Cells are pieces of memory of which the same is known, in order of address and never
- * overlapping. An access cuts the cells at its ends, is compared with what each cell inside
- * knows, and is written down there; a write leaves one cell behind. Host functions tell of
- * their accesses late, when something that comes after them may stand there already: that
- * stays. */
+ * overlapping. An access cuts the cells at its ends, is compared with what each cell
+ * inside knows, and is written down there; a write leaves one cell behind. Host
+ * functions tell of their accesses late, when something that comes after them may stand
+ * there already: that stays. */
 #include "checker.h"
 
 #include <stdlib.h>

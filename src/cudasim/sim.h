@@ -100,8 +100,8 @@ bool sim_virtual_is_open(const struct sim_range *range, uintptr_t start, size_t 
                          int device, bool writes);
 /* Where the memory at the address is, -1: nothing is mapped. */
 int sim_virtual_device(const struct sim_range *range, uintptr_t address);
-/* Turns a span of a reservation into the memory behind it, *nbytes to what lies there in
- * one piece. The memory stays until unuse. NULL: *nbytes are not mapped. */
+/* Turns a span of a reservation into the memory behind it, *nbytes to what lies there
+ * in one piece. The memory stays until unuse. NULL: *nbytes are not mapped. */
 struct sim_physical *sim_virtual_use(struct sim_span *span, size_t *nbytes);
 void sim_virtual_unuse(struct sim_physical *physical); /* NULL is fine */
 void sim_virtual_count_mappings(uint64_t *count, uint64_t *nbytes);
@@ -128,7 +128,8 @@ void sim_pools_count_pieces(uint64_t *count, uint64_t *nbytes);
 void sim_advice_forget(uintptr_t start, size_t nbytes);
 void sim_advice_count(uint64_t *count, uint64_t *nbytes);
 void sim_advice_reset(void);
-/* Whether it is memory whose pages migrate: managed, or pageable where a device reads that. */
+/* Whether it is memory whose pages migrate: managed, or pageable where a device reads
+   that. */
 bool sim_memory_moves(uintptr_t start, size_t nbytes);
 
 /* ---- bytes (transfer.c) ---------------------------------------------------------- */
@@ -184,8 +185,8 @@ nrm_CUresult sim_copy_wait(struct sim_call *call, struct sim_queue *queue);
 
 /* ---- contexts and threads (contexts.c, foreign.c, threads.c) --------------------- */
 
-/* A context. Its address is its handle: that of a primary one outlives every reset, that
- * of one that a program has made is the next one's when it is destroyed. */
+/* A context. Its address is its handle: that of a primary one outlives every reset,
+ * that of one that a program has made is the next one's when it is destroyed. */
 struct nrm_CUctx_st {
     int ordinal;              /* of the physical device */
     int index;                /* among all contexts there can be */
@@ -228,7 +229,8 @@ nrm_CUresult sim_context_visible(nrm_CUdevice device, struct nrm_CUctx_st **out)
 bool sim_context_is_handle(nrm_CUcontext context);
 nrm_CUresult sim_context_begin(struct nrm_CUctx_st *context);
 bool sim_context_is_primary(const struct nrm_CUctx_st *context);
-/* The next context in a walk over all that may have work, NULL: the first, or no more. */
+/* The next context in a walk over all that may have work, NULL: the first, or no
+   more. */
 struct nrm_CUctx_st *sim_context_next(const struct nrm_CUctx_st *context);
 nrm_CUresult sim_context_push(struct sim_thread *thread, nrm_CUcontext context);
 void sim_context_stop(struct nrm_CUctx_st *context); /* its work */

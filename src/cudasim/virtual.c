@@ -231,7 +231,8 @@ cuMemRelease(nrm_CUmemGenericAllocationHandle handle)
 
 /* ---- mappings -------------------------------------------------------------------- */
 
-/* The link in which a mapping from `start` on has its place; NULL: something is there. */
+/* The link in which a mapping from `start` on has its place; NULL: something is
+   there. */
 static struct sim_mapping **
 find_place(struct sim_range *range, uintptr_t start, size_t nbytes)
 {

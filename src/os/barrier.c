@@ -1,6 +1,7 @@
 /*
- * See barrier.h. The numbers are those of linux/membarrier.h. A process registers with the
- * first barrier and not when it loads us: in one with threads that takes milliseconds.
+ * See barrier.h. The numbers are those of linux/membarrier.h. A process registers with
+ * the first barrier and not when it loads us: in one with threads that takes
+ * milliseconds.
  */
 #include "os/barrier.h"
 

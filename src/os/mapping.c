@@ -1,7 +1,7 @@
 /*
- * /proc/self/maps, read as far as the range goes. A mapping of shared memory has a file as
- * well (of memfd_create, shm_open, System V, or of no name at all), but no disk behind it:
- * these are known by their paths.
+ * /proc/self/maps, read as far as the range goes. A mapping of shared memory has a file
+ * as well (of memfd_create, shm_open, System V, or of no name at all), but no disk
+ * behind it: these are known by their paths.
  */
 #include "os/mapping.h"
 

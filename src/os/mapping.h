@@ -14,8 +14,8 @@ struct nrm__mapping {
     char path[1024];     /* may be cut */
 };
 
-/* Reads the table, which takes longer the more the process has mapped. False: it cannot be
-   read, and `out` holds nothing. `nbytes` is not 0. */
+/* Reads the table, which takes longer the more the process has mapped. False: it cannot
+   be read, and `out` holds nothing. `nbytes` is not 0. */
 bool nrm__mapping_of(const void *ptr, size_t nbytes, struct nrm__mapping *out);
 
 #endif

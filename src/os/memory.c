@@ -46,8 +46,8 @@ nrm__page_size(void)
 
 /* ---- mapping ---- */
 
-/* Of a call that asked for whole pages, and some. If it was not valid there are not so many
-   addresses: Linux says ENOMEM then, Valgrind does not. */
+/* Of a call that asked for whole pages, and some. If it was not valid there are not so
+   many addresses: Linux says ENOMEM then, Valgrind does not. */
 static int
 map_error(void)
 {
@@ -142,8 +142,9 @@ nrm__unmap(void *ptr, size_t nbytes)
     (void)nrm__discard(ptr, nbytes);
 }
 
-/* The kernel refuses the whole range when any of it is mapped, so it is tried page by page
-   then, in pieces that are halved: a few steps for the few mappings that there can be. */
+/* The kernel refuses the whole range when any of it is mapped, so it is tried page by
+   page then, in pieces that are halved: a few steps for the few mappings that there can
+   be. */
 void
 nrm__reserve(void *ptr, size_t nbytes)
 {

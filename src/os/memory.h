@@ -25,8 +25,8 @@ int nrm__map_hugetlb(size_t nbytes, void **out);
 
 void nrm__unmap(void *ptr, size_t nbytes);
 
-/* Keeps what is not mapped of the range from being mapped by the kernel's choice: nothing
-   can be read or written there. What is mapped stays as it is. */
+/* Keeps what is not mapped of the range from being mapped by the kernel's choice:
+   nothing can be read or written there. What is mapped stays as it is. */
 void nrm__reserve(void *ptr, size_t nbytes);
 
 /*
@@ -39,8 +39,8 @@ int nrm__remap(void *ptr, size_t old_nbytes, size_t new_nbytes, size_t alignment
 /* Asks for transparent huge pages in the range, or refuses them. Advice: no result. */
 void nrm__advise_huge_pages(void *ptr, size_t nbytes, bool wanted);
 
-/* Whether a child made by fork has the range, as by default, or not; errno, or 0. Not of
-   mappings of devices, which would not be had back. */
+/* Whether a child made by fork has the range, as by default, or not; errno, or 0. Not
+   of mappings of devices, which would not be had back. */
 int nrm__advise_fork(void *ptr, size_t nbytes, bool wanted);
 
 /* Drops the pages of a plain range: it reads as zero afterwards. */
@@ -52,7 +52,8 @@ bool nrm__is_resident(void *page);
 /* Whether anything is mapped at an address. */
 bool nrm__is_mapped(uintptr_t address);
 
-/* Bytes of the pages of any range that are not in memory, as far as the kernel tells. */
+/* Bytes of the pages of any range that are not in memory, as far as the kernel
+   tells. */
 size_t nrm__absent_nbytes(const void *ptr, size_t nbytes);
 
 /* Whether the kernel can make transparent huge pages at all (asked once). */

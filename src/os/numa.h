@@ -20,8 +20,8 @@ int nrm__numa_local_node(void);
    nobody knows. Some nanoseconds, no system call. */
 int nrm__numa_here(void);
 
-/* For tests: there are so many nodes, and `here` says which one a thread is on. NULL: the
-   machine's own again. Only while no resource lives that asks. */
+/* For tests: there are so many nodes, and `here` says which one a thread is on. NULL:
+   the machine's own again. Only while no resource lives that asks. */
 void nrm__numa_pretend(int n_nodes, int (*here)(void));
 
 /* From now on new pages of this thread come from `node` while it has some; -1: no

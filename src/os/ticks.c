@@ -2,8 +2,9 @@
  * Which clock nrm__ticks reads.
  *
  * The counter of x86-64 can be used when it neither stops nor changes its rate and all
- * cores have the same. The kernel finds out about the last and gives the counter up where
- * it is not so; then its clock source is another one. That of aarch64 is so by definition.
+ * cores have the same. The kernel finds out about the last and gives the counter up
+ * where it is not so; then its clock source is another one. That of aarch64 is so by
+ * definition.
  */
 #include "os/ticks.h"
 

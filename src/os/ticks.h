@@ -1,7 +1,8 @@
 /*
  * A clock that costs little to read: the processor's counter where the kernel itself
- * relies on it, which is the same on all cores then; else the monotonic clock. What a tick
- * is, nobody knows: whoever wants times compares two readings with those of a real clock.
+ * relies on it, which is the same on all cores then; else the monotonic clock. What a
+ * tick is, nobody knows: whoever wants times compares two readings with those of a real
+ * clock.
  */
 #ifndef NRM_OS_TICKS_H
 #define NRM_OS_TICKS_H
@@ -15,8 +16,8 @@
 /* Set once, when the library is loaded. */
 extern bool nrm__ticks_are_cycles NRM__HIDDEN;
 
-/* The processor's counter, where `nrm__ticks_are_cycles`: after what went before in this
-   thread and before what comes next, as others see it. */
+/* The processor's counter, where `nrm__ticks_are_cycles`: after what went before in
+   this thread and before what comes next, as others see it. */
 static inline uint64_t
 nrm__cycles(void)
 {

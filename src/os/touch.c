@@ -50,10 +50,10 @@ struct job {
 
 /*
  * Writes to every page what stands there already: a zero where there is one, by a
- * comparison and exchange, as compilers turn an addition of zero into a load, and a load
- * would map the shared zero page first. A page that holds something else is present.
- * Four times faster than MADV_POPULATE_WRITE where pages are huge: that walks the range
- * again for every page.
+ * comparison and exchange, as compilers turn an addition of zero into a load, and a
+ * load would map the shared zero page first. A page that holds something else is
+ * present. Four times faster than MADV_POPULATE_WRITE where pages are huge: that walks
+ * the range again for every page.
  */
 static void
 rewrite(uintptr_t start, uintptr_t end)
@@ -65,7 +65,8 @@ rewrite(uintptr_t start, uintptr_t end)
     }
 }
 
-/* By the kernel, which says when it has no page, where a write would end the process. */
+/* By the kernel, which says when it has no page, where a write would end the
+   process. */
 static int
 populate(uintptr_t start, uintptr_t end)
 {

@@ -11,8 +11,8 @@
 /*
  * Makes every page of a private, writable range present, keeping what is in it. Uses up
  * to `n_threads` threads (0: one for each core this process may use, at most 16), fewer
- * for small ranges. Look first what the machine can give (os/system.h): a page that it does
- * not have ends the process. 0.
+ * for small ranges. Look first what the machine can give (os/system.h): a page that it
+ * does not have ends the process. 0.
  */
 int nrm__touch(void *ptr, size_t nbytes, int n_threads);
 
@@ -24,8 +24,8 @@ int nrm__populate(void *ptr, size_t nbytes, int n_threads);
 
 /*
  * For memory of others: the kernel makes the pages present, for reading only if not
- * `for_writing`, and nothing is ever written. It may do less, as on a kernel that cannot
- * (before 5.14): whoever needs the pages takes the rest.
+ * `for_writing`, and nothing is ever written. It may do less, as on a kernel that
+ * cannot (before 5.14): whoever needs the pages takes the rest.
  */
 void nrm__prefault(void *ptr, size_t nbytes, int n_threads, bool for_writing);
 

@@ -1,5 +1,6 @@
 /*
- * ArenaMemoryResource: a pool that takes all its memory of the upstream when it is made.
+ * ArenaMemoryResource: a pool that takes all its memory of the upstream when it is
+ * made.
  *
  * RMM's arena is an allocator of its own, with a part for every thread; here the pool
  * serves all, so this is a pool whose first segment is the arena and whose limit is the
@@ -27,7 +28,8 @@
 #include "os/system.h"
 #include "pools/pool_internal.h"
 
-/* States of blocks, for counting. A claimed one is on its way back, or kept by a thread. */
+/* States of blocks, for counting. A claimed one is on its way back, or kept by a
+   thread. */
 enum { FREE, LIVE, CLAIMED, PARKED, N_STATES };
 
 #define N_SIZES 48    /* powers of two in the table of free blocks */
@@ -376,7 +378,8 @@ default_nbytes(nrm_resource *upstream, size_t *out)
     return status;
 }
 
-/* Whole pages of the block map, where the upstream aligns to them, as the pool asks it. */
+/* Whole pages of the block map, where the upstream aligns to them, as the pool asks
+   it. */
 static nrm_status
 set_size(struct arena *arena, size_t nbytes)
 {
@@ -402,7 +405,8 @@ make_pool(struct arena *arena)
     options.initial_nbytes = options.maximum_nbytes = arena->nbytes;
     NRM_TRY(nrm_pool_create(arena->base.upstream, &options, &arena->pool));
     nrm__drawer_add(&arena->drawer, &arena->base, arena->pool);
-    /* Nobody else knows the pool yet. It keeps its segment while nothing lives in it. */
+    /* Nobody else knows the pool yet. It keeps its segment while nothing lives in
+       it. */
     ((struct nrm__pool *)arena->pool)->idle_nbytes = SIZE_MAX;
     return NRM_OK;
 }

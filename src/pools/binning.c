@@ -1,12 +1,13 @@
 /*
- * BinningMemoryResource: a request goes to the smallest bin that it fits in, else to the
- * upstream.
+ * BinningMemoryResource: a request goes to the smallest bin that it fits in, else to
+ * the upstream.
  *
  * It owns no blocks. On the way back the owner of a block decides, never its size: the
  * size that a caller names is a hint, and the bins may have changed meanwhile. The bins
- * stand in a sorted table that never changes: to add one, a longer copy is made and put in
- * its place at once, so that others allocate meanwhile without a lock. Old tables are kept
- * until the resource dies, as somebody may still read them; there are as many as bins.
+ * stand in a sorted table that never changes: to add one, a longer copy is made and put
+ * in its place at once, so that others allocate meanwhile without a lock. Old tables
+ * are kept until the resource dies, as somebody may still read them; there are as many
+ * as bins.
  */
 #include <stdatomic.h>
 #include <string.h>
@@ -30,7 +31,8 @@ struct table {
     struct nrm_bin bins[]; /* the smallest first; their resources are retained once */
 };
 
-/* That the resource of a bin is held: by its table, from the one on that it was added to. */
+/* That the resource of a bin is held: by its table, from the one on that it was added
+   to. */
 struct held {
     struct held *older;
     struct nrm__drawer drawer;
@@ -102,7 +104,8 @@ binning_allocate(nrm_resource *mr, const struct nrm__request *request,
     return nrm__allocate(mr->upstream, request, out);
 }
 
-/* Bins come first: what they own lies in memory of the upstream, but is not its block. */
+/* Bins come first: what they own lies in memory of the upstream, but is not its
+   block. */
 static nrm_resource *
 binning_branch(nrm_resource *mr, const struct nrm__block *block)
 {

@@ -2,20 +2,22 @@
  * FixedSizeMemoryResource: blocks of one size, cut out of chunks of its upstream.
  *
  * What is known of a block stands in a cell of an array beside its chunk, never in the
- * block: that may be device memory. The free blocks of a chunk form a stack, so that the
- * one given back last, which is still in the cache, goes out first; the chunks that have
- * free blocks stand in a list, the last one used first. Blocks that were never handed out
- * are in no stack but behind a mark, so a new chunk costs no walk over its cells, and they
- * still read as zero when the upstream's memory did.
+ * block: that may be device memory. The free blocks of a chunk form a stack, so that
+ * the one given back last, which is still in the cache, goes out first; the chunks that
+ * have free blocks stand in a list, the last one used first. Blocks that were never
+ * handed out are in no stack but behind a mark, so a new chunk costs no walk over its
+ * cells, and they still read as zero when the upstream's memory did.
  *
- * Memory that a GPU may touch is parked when it is given back, with the stamp of its epoch
- * (core/uses.h), and goes onto its stack when that epoch is done. Device memory goes back
- * in the order of streams instead, which is what a pool is for: there this is a pool whose
- * blocks have one size (pools/pool.c), and nothing below here has a part in it.
+ * Memory that a GPU may touch is parked when it is given back, with the stamp of its
+ * epoch (core/uses.h), and goes onto its stack when that epoch is done. Device memory
+ * goes back in the order of streams instead, which is what a pool is for: there this is
+ * a pool whose blocks have one size (pools/pool.c), and nothing below here has a part
+ * in it.
  *
  * One lock guards all of it and is held for a few steps, whatever the number of blocks:
  * an allocation pops, a deallocation pushes. Only a claim goes through a tree, of the
- * chunks. The lock is never held while the upstream, the driver or the epochs are asked.
+ * chunks. The lock is never held while the upstream, the driver or the epochs are
+ * asked.
  */
 
 #include "base/assert.h"
@@ -276,8 +278,9 @@ close_full_epoch(struct nrm__fixed_size *fixed)
     }
 }
 
-/* A block of a chunk that was made before a context was reset. It is not live before the
-   upstream has made the chunk usable again, so nobody can give it back meanwhile. */
+/* A block of a chunk that was made before a context was reset. It is not live before
+   the upstream has made the chunk usable again, so nobody can give it back
+   meanwhile. */
 static nrm_status
 renew(struct nrm__fixed_size *fixed, struct nrm__fixed_cell *cell)
 {
@@ -330,8 +333,8 @@ fixed_size_deallocate(nrm_resource *mr, const struct nrm__block *block,
     nrm__lock_release(&fixed->lock);
 }
 
-/* The segment is being looked up in, so its chunk is there, if perhaps out of the pool by
-   now: then no block of it lives. */
+/* The segment is being looked up in, so its chunk is there, if perhaps out of the pool
+   by now: then no block of it lives. */
 static bool
 fixed_size_find_block(nrm_resource *mr, struct nrm__segment *segment, const void *ptr,
                       struct nrm__block *out)
@@ -378,7 +381,8 @@ fixed_size_unclaim_block(nrm_resource *mr, const struct nrm__block *block)
     nrm__lock_release(&fixed->lock);
 }
 
-/* Every size up to the block's is one; a larger one the dispatcher asks for, in vain. */
+/* Every size up to the block's is one; a larger one the dispatcher asks for, in
+   vain. */
 static nrm_status
 fixed_size_reallocate(nrm_resource *mr, struct nrm__block *block,
                       const struct nrm__request *request)

@@ -1,6 +1,6 @@
 /*
- * The blocks of a fixed-size resource: stacks, parking, look-ups, and the check of all of
- * it. Nothing here asks the upstream or the driver, and everything runs under the
+ * The blocks of a fixed-size resource: stacks, parking, look-ups, and the check of all
+ * of it. Nothing here asks the upstream or the driver, and everything runs under the
  * resource's lock.
  */
 #include "pools/fixed_size_internal.h"

@@ -1,6 +1,6 @@
 /*
- * A fixed-size resource over a fork: as pools/pool_fork.c, with the blocks of a chunk, of
- * which those behind the mark were never handed out.
+ * A fixed-size resource over a fork: as pools/pool_fork.c, with the blocks of a chunk,
+ * of which those behind the mark were never handed out.
  */
 #include "core/left_out.h"
 #include "pools/fixed_size_internal.h"

@@ -85,8 +85,8 @@ nrm__fixed_index_of(const struct nrm__fixed_size *fixed,
                                    : offset / fixed->shape.block_nbytes;
 }
 
-/* A block that nobody finds yet: claimed. NULL: none is free. `out_is_zero`: it reads as
-   zero. */
+/* A block that nobody finds yet: claimed. NULL: none is free. `out_is_zero`: it reads
+   as zero. */
 struct nrm__fixed_cell *nrm__fixed_take_locked(struct nrm__fixed_size *fixed,
                                                bool *out_is_zero);
 

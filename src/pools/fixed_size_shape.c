@@ -1,8 +1,8 @@
 /*
- * How large the blocks and chunks of a fixed-size resource are, how they are aligned, and
- * which requests they serve. Chunks that fill whole pages of the block map are found
- * without a lock; those of host memory are aligned to huge pages. Callbacks are asked for
- * no more than the kind needs: they may not know how.
+ * How large the blocks and chunks of a fixed-size resource are, how they are aligned,
+ * and which requests they serve. Chunks that fill whole pages of the block map are
+ * found without a lock; those of host memory are aligned to huge pages. Callbacks are
+ * asked for no more than the kind needs: they may not know how.
  */
 #include "pools/fixed_size_shape.h"
 

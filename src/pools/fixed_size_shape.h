@@ -1,6 +1,6 @@
 /*
- * The sizes of a fixed-size resource, whoever keeps its blocks: pools/fixed_size.c, or in
- * device memory pools/pool.c.
+ * The sizes of a fixed-size resource, whoever keeps its blocks: pools/fixed_size.c, or
+ * in device memory pools/pool.c.
  */
 #ifndef NRM_POOLS_FIXED_SIZE_SHAPE_H
 #define NRM_POOLS_FIXED_SIZE_SHAPE_H
@@ -21,13 +21,13 @@ nrm_status nrm__fixed_shape_init(struct nrm__fixed_shape *shape,
                                  const nrm_resource *upstream,
                                  const nrm_fixed_size_options *options);
 
-/* For an upstream that cannot align chunks beyond what its kind needs; false: it was asked
-   for no more. */
+/* For an upstream that cannot align chunks beyond what its kind needs; false: it was
+   asked for no more. */
 bool nrm__fixed_shape_relax(struct nrm__fixed_shape *shape,
                             const nrm_resource *upstream);
 
-/* A chunk in whole pages of the block map, whose look-ups take no lock, where it is aligned
-   to them. */
+/* A chunk in whole pages of the block map, whose look-ups take no lock, where it is
+   aligned to them. */
 size_t nrm__fixed_chunk_rounded(const struct nrm__fixed_shape *shape);
 
 /* Whether a block serves a request. */

@@ -1,25 +1,27 @@
 /*
  * PoolMemoryResource: takes segments from its upstream and hands them out in blocks.
  *
- * Every block, live or free, has a description outside the memory, linked to its neighbours
- * in the segment (so that free ones merge; never across segments, as a copy across two
- * registrations fails). The segment has an entry for each granule in which a block starts:
- * a block is found, and claimed by a change of its key, without a lock; only interior
- * look-ups take it. Free blocks stand in bins by size class; an allocation takes the newest
- * block of its class if that fits, else the first of the smallest class that surely does.
+ * Every block, live or free, has a description outside the memory, linked to its
+ * neighbours in the segment (so that free ones merge; never across segments, as a copy
+ * across two registrations fails). The segment has an entry for each granule in which a
+ * block starts: a block is found, and claimed by a change of its key, without a lock;
+ * only interior look-ups take it. Free blocks stand in bins by size class; an
+ * allocation takes the newest block of its class if that fits, else the first of the
+ * smallest class that surely does.
  *
- * Small host blocks come from slabs, whose chunks are blocks of the pool. In front of both,
- * each thread keeps cells and blocks for itself (core/cache.h); they count as claimed.
+ * Small host blocks come from slabs, whose chunks are blocks of the pool. In front of
+ * both, each thread keeps cells and blocks for itself (core/cache.h); they count as
+ * claimed.
  *
  * Memory that a GPU may touch is not free when it is given back. It is parked with the
- * stamp of its epoch (core/uses.h), keeps its borders, and becomes free when that epoch is
- * done. An allocation that needs memory closes epochs, and waits for a bounded time when
- * the program runs ahead of the GPU.
+ * stamp of its epoch (core/uses.h), keeps its borders, and becomes free when that epoch
+ * is done. An allocation that needs memory closes epochs, and waits for a bounded time
+ * when the program runs ahead of the GPU.
  *
  * Ordinary pages know whether they are zero: a large request for zeros takes pages that
  * nobody used, drops those of a used block, or leaves them to be filled, by what the
- * program did with the zeros it got before (pool_zeros.c). A block that grows and has a segment of its
- * own moves by its pages.
+ * program did with the zeros it got before (pool_zeros.c). A block that grows and has a
+ * segment of its own moves by its pages.
  *
  * One lock guards all of it. It is never held while the upstream, the driver or the
  * epochs are asked.
@@ -41,8 +43,8 @@
 _Static_assert(NRM__MAGAZINE_CELLS / 2 <= NRM__SLAB_BATCH,
                "half a magazine is a batch");
 
-/* Of blocks that are no cells a thread keeps so much at least, or so much of the limit; of
-   device memory less, as what is kept is in the way of what would merge. */
+/* Of blocks that are no cells a thread keeps so much at least, or so much of the limit;
+   of device memory less, as what is kept is in the way of what would merge. */
 #define KEPT_NBYTES (64 * NRM__MIB)
 #define KEPT_DEVICE_NBYTES (16 * NRM__MIB)
 #define KEPT_FRACTION 16
@@ -50,8 +52,8 @@ _Static_assert(NRM__MAGAZINE_CELLS / 2 <= NRM__SLAB_BATCH,
 
 /* ---- allocation ---- */
 
-/* Where a block starts for the user: large ones that have a segment of their own, not all
-   at the same place of a page. */
+/* Where a block starts for the user: large ones that have a segment of their own, not
+   all at the same place of a page. */
 static uintptr_t
 address_in(const struct nrm__pool *pool, const struct nrm__pool_block *block,
            const struct nrm__request *request)
@@ -96,8 +98,8 @@ is_captured(const struct nrm__pool *pool, struct nrm__pool_block *block)
            nrm__pool_ordered(block)->then.stream != NRM__ORDER_DONE.stream;
 }
 
-/* A block that this thread freed and the GPU is done with, of the same size: it is still in
-   the cache. */
+/* A block that this thread freed and the GPU is done with, of the same size: it is
+   still in the cache. */
 static bool
 take_ripe(struct nrm__pool *pool, const struct nrm__request *request,
           struct nrm__cell *out)
@@ -211,8 +213,9 @@ allocate_cell(struct nrm__pool *pool, const struct nrm__request *request,
     return status;
 }
 
-/* A block of the host went the long way: gives this thread some more of the size at once.
-   They are described as what they are, claimed, and held like blocks that it kept itself. */
+/* A block of the host went the long way: gives this thread some more of the size at
+   once. They are described as what they are, claimed, and held like blocks that it kept
+   itself. */
 static void
 get_more(struct nrm__pool *pool, size_t nbytes)
 {
@@ -288,8 +291,8 @@ kept_nbytes(const struct nrm__pool *pool)
                     pool->maximum_nbytes / KEPT_FRACTION);
 }
 
-/* The same and one more that could be kept otherwise: of ordinary memory if the pool would
-   have left it idle too. */
+/* The same and one more that could be kept otherwise: of ordinary memory if the pool
+   would have left it idle too. */
 static size_t
 kept_limit(struct nrm__pool *pool, size_t nbytes)
 {
@@ -319,8 +322,8 @@ find_key(struct nrm__pool *pool, nrm_stream *stream, uint64_t *out)
     return has_key;
 }
 
-/* A block goes the long way: takes what this thread keeps in its place, so that the next
-   one like it need not. */
+/* A block goes the long way: takes what this thread keeps in its place, so that the
+   next one like it need not. */
 static bool
 make_room(struct nrm__pool *pool, size_t nbytes, nrm_stream *stream,
           struct nrm__cache_set *out)
@@ -379,7 +382,8 @@ pool_take_back(nrm_resource *mr, struct nrm__magazines *magazines)
     size_t n_parked = nrm__cache_unpark(magazines, parked);
     nrm__pool_free_parked(pool, parked, n_parked);
     n_blocks += n_parked;
-    /* The cells hold the pool while the blocks are let go of, and the other way round. */
+    /* The cells hold the pool while the blocks are let go of, and the other way
+       round. */
     nrm__resource_hold(mr, 1);
     for (size_t i = 0; i < NRM__SLAB_N_CLASSES; i++) {
         struct nrm__magazine *magazine = &magazines->classes[i];
@@ -391,9 +395,9 @@ pool_take_back(nrm_resource *mr, struct nrm__magazines *magazines)
     nrm__resource_unhold(mr, n_blocks + 1);
 }
 
-/* Of a pool that tracks what the GPU does with its blocks threads park what they free on no
-   stream. A reset of a context, which the long way asks for, the short one
-   learns from others. */
+/* Of a pool that tracks what the GPU does with its blocks threads park what they free
+   on no stream. A reset of a context, which the long way asks for, the short one learns
+   from others. */
 static bool
 pool_front(nrm_resource *mr, struct nrm__front *out)
 {

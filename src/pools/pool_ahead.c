@@ -1,21 +1,23 @@
 /*
  * Growth ahead of demand, for a pool that was made to (grow_ahead).
  *
- * While what is in use rises above all that it was before, as much should lie free as it
- * rose between the last two looks, at least half a segment and at most MAX_STEPS halves. An
- * allocation that leaves less tells the background thread, which takes one segment at a time
- * until it is enough, each with a pause in which the driver lets others in. A pool whose use
- * goes up and down below its highest point grows no more.
+ * While what is in use rises above all that it was before, as much should lie free as
+ * it rose between the last two looks, at least half a segment and at most MAX_STEPS
+ * halves. An allocation that leaves less tells the background thread, which takes one
+ * segment at a time until it is enough, each with a pause in which the driver lets
+ * others in. A pool whose use goes up and down below its highest point grows no more.
  *
- * What goes back (trim, decay, an exchange of segments) lowers the highest point to what
- * is left, and nothing comes in its place before the program needs more than that. It also
- * ends the growth that is wanted, or in progress: what that has taken does not enter the pool.
+ * What goes back (trim, decay, an exchange of segments) lowers the highest point to
+ * what is left, and nothing comes in its place before the program needs more than that.
+ * It also ends the growth that is wanted, or in progress: what that has taken does not
+ * enter the pool.
  *
- * The thread makes no record and no context: it works in a primary one, which an allocation
- * has just used, and where the program has only its own it does nothing; calls
- * that a stream capture does not allow are made relaxed, as everywhere (cuda/context.h), and
- * after a capture was seen it waits. A failure is counted, and the next try waits twice as
- * long as the one before: the program learns of it when it asks for that memory itself.
+ * The thread makes no record and no context: it works in a primary one, which an
+ * allocation has just used, and where the program has only its own it does nothing;
+ * calls that a stream capture does not allow are made relaxed, as everywhere
+ * (cuda/context.h), and after a capture was seen it waits. A failure is counted, and
+ * the next try waits twice as long as the one before: the program learns of it when it
+ * asks for that memory itself.
  */
 #include "core/hooks.h"
 #include "cuda/event.h"
@@ -97,8 +99,8 @@ nrm__pool_ahead_forget_locked(struct nrm__pool *pool)
 
 /* ---- in the background thread ---- */
 
-/* Whether the memory can be had without a context that somebody would have to make: one that
-   the program made for itself is current in its own threads. */
+/* Whether the memory can be had without a context that somebody would have to make: one
+   that the program made for itself is current in its own threads. */
 static bool
 has_context(nrm_resource *mr)
 {

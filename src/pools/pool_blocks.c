@@ -1,6 +1,7 @@
 /*
  * The blocks of a pool: bins, splitting and merging, parking, and resizing in place.
- * Nothing here asks the upstream or the driver, and everything runs under the pool's lock.
+ * Nothing here asks the upstream or the driver, and everything runs under the pool's
+ * lock.
  */
 #include <stddef.h>
 #include <string.h>
@@ -101,8 +102,8 @@ nrm__pool_next_class_locked(const struct nrm__pool_bins *bins, unsigned class)
 
 /* ---- descriptions ---- */
 
-/* A look-up that took no lock may read the key of a description that describes nothing: so
-   that, and what it reads next, change by atomic stores. It finds no live block. */
+/* A look-up that took no lock may read the key of a description that describes nothing:
+   so that, and what it reads next, change by atomic stores. It finds no live block. */
 static void
 clear(struct nrm__pool_block *block)
 {
@@ -176,7 +177,8 @@ nrm__pool_clear_start_locked(const struct nrm__pool_block *block)
     atomic_store_explicit(&starts->blocks[i], NULL, memory_order_relaxed);
 }
 
-/* The last block that starts in a granule of the segment, up to one; NULL: none does. */
+/* The last block that starts in a granule of the segment, up to one; NULL: none
+   does. */
 static struct nrm__live *
 last_start_locked(const struct nrm__segment *segment, size_t i)
 {
@@ -349,7 +351,8 @@ first_of_class_locked(const struct nrm__pool_bins *bins, unsigned class)
                               : NULL;
 }
 
-/* Each block that fits and is wanted, of the class of the size or a larger one, in turn. */
+/* Each block that fits and is wanted, of the class of the size or a larger one, in
+   turn. */
 struct nrm__pool_block *
 nrm__pool_take_wanted_locked(struct nrm__pool *pool, struct nrm__pool_bins *bins,
                              size_t nbytes, size_t alignment, size_t limit,
@@ -377,8 +380,8 @@ nrm__pool_take_wanted_locked(struct nrm__pool *pool, struct nrm__pool_bins *bins
     return NULL;
 }
 
-/* A block of at least `nbytes`, claimed, or NULL: the newest of the size's own class, which
-   is warm, else one of the smallest class that surely has room, else any. */
+/* A block of at least `nbytes`, claimed, or NULL: the newest of the size's own class,
+   which is warm, else one of the smallest class that surely has room, else any. */
 struct nrm__pool_block *
 nrm__pool_take_from_locked(struct nrm__pool *pool, struct nrm__pool_bins *bins,
                            size_t nbytes, size_t alignment)
@@ -477,8 +480,8 @@ nrm__pool_cut_tail_locked(struct nrm__pool *pool, struct nrm__pool_block *block,
     }
 }
 
-/* Takes what is missing from the free right neighbour, a little more if it can; not in a child
-   that was made without it. */
+/* Takes what is missing from the free right neighbour, a little more if it can; not in
+   a child that was made without it. */
 bool
 nrm__pool_extend_locked(struct nrm__pool *pool, struct nrm__pool_block *block,
                         size_t nbytes, size_t wanted)

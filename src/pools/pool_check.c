@@ -1,9 +1,10 @@
 /*
- * The check of a pool. What the pool knows stands in several places, so that each question
- * has a quick answer: a block in its neighbours, in the starts of its segment, in a bin or
- * list by its state, and in the sums. Here everything is counted anew, from segment to
- * segment and block to block, and compared; the first thing that does not agree aborts.
- * Tests do it after each step, and builds with slow asserts in every pool.
+ * The check of a pool. What the pool knows stands in several places, so that each
+ * question has a quick answer: a block in its neighbours, in the starts of its segment,
+ * in a bin or list by its state, and in the sums. Here everything is counted anew, from
+ * segment to segment and block to block, and compared; the first thing that does not
+ * agree aborts. Tests do it after each step, and builds with slow asserts in every
+ * pool.
  */
 #include "base/assert.h"
 #include "pools/pool.h"

@@ -1,6 +1,6 @@
 /*
- * How a pool is made: what its options and the kind of its memory mean for it. It has no
- * memory yet when it is published, but for an initial size and the first chunk of a
+ * How a pool is made: what its options and the kind of its memory mean for it. It has
+ * no memory yet when it is published, but for an initial size and the first chunk of a
  * fixed-size resource. pool.c says what a pool is.
  */
 
@@ -97,8 +97,8 @@ set_policy(struct nrm__pool *pool, const nrm_pool_options *options)
                                             NRM__HUGE_PAGE);
 }
 
-/* A block is a granule, or a few. Every chunk has room for several: none is for one large
-   block. */
+/* A block is a granule, or a few. Every chunk has room for several: none is for one
+   large block. */
 static void
 set_fixed_policy(struct nrm__pool *pool)
 {

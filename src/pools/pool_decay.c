@@ -1,21 +1,22 @@
 /*
- * Memory that lies free goes back to the system after a while: the background thread's look at
- * a pool of ordinary memory.
+ * Memory that lies free goes back to the system after a while: the background thread's
+ * look at a pool of ordinary memory.
  *
- * A segment that is free as a whole goes as a whole. In one that is used in part the free
- * blocks stay, and lose their pages where they have a huge page or more that was written to:
- * whole huge pages are dropped, so that none is split, and what is left of the block at
- * either end is zeroed. Then all of it reads as zero, which an allocation of zeros may use,
- * and there is nothing to drop any more. Not where the upstream promised that pages are
- * present. What the pool has from the beginning stays as it is.
+ * A segment that is free as a whole goes as a whole. In one that is used in part the
+ * free blocks stay, and lose their pages where they have a huge page or more that was
+ * written to: whole huge pages are dropped, so that none is split, and what is left of
+ * the block at either end is zeroed. Then all of it reads as zero, which an allocation
+ * of zeros may use, and there is nothing to drop any more. Not where the upstream
+ * promised that pages are present. What the pool has from the beginning stays as it is.
  *
- * The program pays nothing for the time: a block that becomes free loses the mark that this
- * thread sets when it first sees it so. So it goes after once to twice decay_ns. After a look
- * at a pool that is in use there is always another, so that a program which takes and frees a
- * segment again and again wakes nobody each time, and what its threads keep at its end is found.
+ * The program pays nothing for the time: a block that becomes free loses the mark that
+ * this thread sets when it first sees it so. So it goes after once to twice decay_ns.
+ * After a look at a pool that is in use there is always another, so that a program
+ * which takes and frees a segment again and again wakes nobody each time, and what its
+ * threads keep at its end is found.
  *
- * While its pages are dropped a block is claimed, since no lock is held then. Who finds no
- * memory meanwhile waits for it, instead of making the pool grow, or failing.
+ * While its pages are dropped a block is claimed, since no lock is held then. Who finds
+ * no memory meanwhile waits for it, instead of making the pool grow, or failing.
  */
 #include <string.h>
 
@@ -25,8 +26,8 @@
 
 #define AWAIT_PAUSE_NS UINT64_C(20000)
 
-/* Marks a free block that is seen for the first time; whether it was long enough ago. Else
-   *out_due_ns, 0 or when something else is due, is when at the latest. */
+/* Marks a free block that is seen for the first time; whether it was long enough ago.
+   Else *out_due_ns, 0 or when something else is due, is when at the latest. */
 static bool
 is_due(const struct nrm__pool *pool, struct nrm__pool_block *block, uint64_t now_ns,
        uint64_t *out_due_ns)
@@ -52,8 +53,8 @@ may_decay_locked(const struct nrm__pool *pool, const struct nrm__segment *segmen
            pool->reserved_nbytes - segment->nbytes >= pool->kept_nbytes;
 }
 
-/* Takes a segment out of the pool that is seen to be free for `decay_ns` by now; NULL: there
-   is none, and *out_due_ns is when there will be, 0: never. */
+/* Takes a segment out of the pool that is seen to be free for `decay_ns` by now; NULL:
+   there is none, and *out_due_ns is when there will be, 0: never. */
 static struct nrm__segment *
 detach_decayed_locked(struct nrm__pool *pool, uint64_t now_ns, uint64_t *out_due_ns)
 {
@@ -92,8 +93,8 @@ is_kept_locked(const struct nrm__pool *pool, const struct nrm__segment *segment)
     return false;
 }
 
-/* Whether the pages of a free block are to go: it is no whole segment, which would go itself,
-   and a huge page lies in it. */
+/* Whether the pages of a free block are to go: it is no whole segment, which would go
+   itself, and a huge page lies in it. */
 static bool
 may_drop_locked(const struct nrm__pool *pool, const struct nrm__pool_block *block)
 {
@@ -105,8 +106,8 @@ may_drop_locked(const struct nrm__pool *pool, const struct nrm__pool_block *bloc
            !is_kept_locked(pool, segment);
 }
 
-/* Claims a free block that is due; NULL: there is none, and *out_due_ns is when there will
-   be. */
+/* Claims a free block that is due; NULL: there is none, and *out_due_ns is when there
+   will be. */
 static struct nrm__pool_block *
 take_used_locked(struct nrm__pool *pool, const struct nrm__pool_bins *bins,
                  uint64_t now_ns, uint64_t *out_due_ns)
@@ -135,8 +136,8 @@ take_used_locked(struct nrm__pool *pool, const struct nrm__pool_bins *bins,
     return NULL;
 }
 
-/* Writes zeros to what is present of less than a huge page, and drops the rest: writing there
-   would make pages. What is in swap is dropped too, though it is not present. */
+/* Writes zeros to what is present of less than a huge page, and drops the rest: writing
+   there would make pages. What is in swap is dropped too, though it is not present. */
 static bool
 zero_edge(uintptr_t start, uintptr_t end)
 {
@@ -266,9 +267,10 @@ end_drain(struct nrm__pool *pool)
     nrm__lock_release(&pool->lock);
 }
 
-/* What threads keep holds whole segments back; when nobody has asked the pool for anything
-   since the last look, nobody will miss it. False: somebody has, so there must be another
-   look: what they free goes to the threads, and has nobody watch the pool. */
+/* What threads keep holds whole segments back; when nobody has asked the pool for
+   anything since the last look, nobody will miss it. False: somebody has, so there must
+   be another look: what they free goes to the threads, and has nobody watch the
+   pool. */
 static bool
 drain_when_idle(struct nrm__pool *pool, bool is_first)
 {
@@ -286,8 +288,8 @@ drain_when_idle(struct nrm__pool *pool, bool is_first)
     return is_idle;
 }
 
-/* From now on whoever frees memory has the pool watched anew, unless this look finds that it
-   has to be; and then, if nobody else did so meanwhile. */
+/* From now on whoever frees memory has the pool watched anew, unless this look finds
+   that it has to be; and then, if nobody else did so meanwhile. */
 static void
 begin_look(struct nrm__pool *pool, bool is_first)
 {

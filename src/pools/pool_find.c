@@ -1,6 +1,6 @@
 /*
- * Look-ups of a pool: what block an address lies in, and the claim of one by a change of
- * its key, before it is given back or resized.
+ * Look-ups of a pool: what block an address lies in, and the claim of one by a change
+ * of its key, before it is given back or resized.
  */
 #include "core/slab.h"
 #include "pools/pool_ops.h"

@@ -2,18 +2,18 @@
  * A pool over a fork. Its locks are held meanwhile, so that it is whole on both sides.
  *
  * What lies free or parked in registered segments is left out of the child
- * (core/left_out.h), and so is what threads keep and have parked themselves: nobody needs
- * it there, as a child hands out no page-locked memory. Neighbours go as one range, whoever
- * has them. In the child such blocks are still described, and can be neither read nor
- * written: so no block grows into them.
+ * (core/left_out.h), and so is what threads keep and have parked themselves: nobody
+ * needs it there, as a child hands out no page-locked memory. Neighbours go as one
+ * range, whoever has them. In the child such blocks are still described, and can be
+ * neither read nor written: so no block grows into them.
  */
 #include "core/left_out.h"
 
 #include "base/assert.h"
 #include "pools/pool_ops.h"
 
-/* The stamp of a claimed block that a thread has, until the walk has passed it. Nobody else
-   reads the stamp of a block that is not parked. */
+/* The stamp of a claimed block that a thread has, until the walk has passed it. Nobody
+   else reads the stamp of a block that is not parked. */
 #define WITH_A_THREAD UINT64_MAX
 
 static void

@@ -1,6 +1,6 @@
 /*
- * How a pool takes blocks back: from whoever frees them, and from the thread that has kept
- * or parked them. What a GPU may still use is parked with the stamp of its epoch.
+ * How a pool takes blocks back: from whoever frees them, and from the thread that has
+ * kept or parked them. What a GPU may still use is parked with the stamp of its epoch.
  */
 #include "pools/pool_internal.h"
 
@@ -10,8 +10,8 @@
 
 #define SPARE_FRACTION 8 /* of the free memory a thread gets for later at once */
 
-/* Whether it was a part of a large segment. The stamp is that of its epoch; 0: nobody uses
-   it. */
+/* Whether it was a part of a large segment. The stamp is that of its epoch; 0: nobody
+   uses it. */
 static bool
 free_claimed_locked(struct nrm__pool *pool, struct nrm__pool_block *block,
                     uint64_t stamp, bool is_zero)

@@ -1,11 +1,12 @@
 /*
- * How a pool grows: how much it asks of its upstream next, and of what alignment, what goes
- * back before, and what it says when nothing more can be had.
+ * How a pool grows: how much it asks of its upstream next, and of what alignment, what
+ * goes back before, and what it says when nothing more can be had.
  *
- * Segments double what there is, within bounds, so that a pool asks seldom and a small program
- * stays small; one for a large block has room for nothing else, so that it is free again
- * as a whole when the block is. What a growth will take is booked against the limit before
- * the upstream is asked, as the pool's lock is not held while that works.
+ * Segments double what there is, within bounds, so that a pool asks seldom and a small
+ * program stays small; one for a large block has room for nothing else, so that it is
+ * free again as a whole when the block is. What a growth will take is booked against
+ * the limit before the upstream is asked, as the pool's lock is not held while that
+ * works.
  */
 #include "base/error.h"
 #include "base/units.h"
@@ -58,8 +59,9 @@ nrm__pool_unbook_growth(struct nrm__pool *pool, size_t nbytes)
     nrm__lock_release(&pool->lock);
 }
 
-/* While page-locked memory is registered the driver lets nobody else in: so much takes it a
-   millisecond or two, a GiB 26. A program that the GPU holds up is not held up by that too. */
+/* While page-locked memory is registered the driver lets nobody else in: so much takes
+   it a millisecond or two, a GiB 26. A program that the GPU holds up is not held up by
+   that too. */
 static size_t
 largest_step_locked(const struct nrm__pool *pool)
 {
@@ -70,8 +72,8 @@ largest_step_locked(const struct nrm__pool *pool)
                     pool->parked_in_vain != 0 ? STUCK_STEP_NBYTES : PINNED_STEP_NBYTES);
 }
 
-/* What is free serves before a program is held back: where little may be parked, there is
-   little at first. */
+/* What is free serves before a program is held back: where little may be parked, there
+   is little at first. */
 static size_t
 first_segment(const struct nrm__pool *pool)
 {
@@ -90,15 +92,15 @@ nrm__pool_next_segment(struct nrm__pool *pool, size_t nbytes)
     size_t ahead = nrm__max(pool->reserved_nbytes, first_segment(pool));
     ahead = nrm__min(ahead, largest_step_locked(pool));
     nrm__lock_release(&pool->lock);
-    /* A segment for one large block has room for nothing else, so that it is free again as
-       a whole when the block is. */
+    /* A segment for one large block has room for nothing else, so that it is free again
+       as a whole when the block is. */
     return nbytes > ahead ? nrm__align_up(nbytes, NRM__MAP_PAGE)
                           : nrm__align_up(ahead, NRM__HUGE_PAGE);
 }
 
-/* Ordinary pages that come ahead of demand are made present too, or the program would wait
-   for them all the same; unless that would take much of what is left of the machine, or
-   this thread is not on the node that they are for. */
+/* Ordinary pages that come ahead of demand are made present too, or the program would
+   wait for them all the same; unless that would take much of what is left of the
+   machine, or this thread is not on the node that they are for. */
 static void
 populate_ahead(const struct nrm__pool *pool, const struct nrm__block *block)
 {

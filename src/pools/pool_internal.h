@@ -49,7 +49,8 @@ struct nrm__pool_ordered_block {
     struct nrm__order_tag tag;
     uintptr_t origin; /* of the tag: a hint, see nrm__pool_stamp */
     bool is_held; /* of a free one: a graph may use it, and `then` counts after `tag` */
-    /* Live: of the graph in whose capture it was allocated; NRM__ORDER_DONE: of none. */
+    /* Live: of the graph in whose capture it was allocated; NRM__ORDER_DONE: of
+       none. */
     struct nrm__order_tag then;
     struct nrm__pool_list *list; /* that a free one stands in; NULL: it is done */
     struct nrm__link pending;    /* there */
@@ -196,8 +197,8 @@ nrm__pool_granule_of(const struct nrm__segment *segment)
     return (size_t)1 << ((const struct nrm__starts *)segment->extra)->shift;
 }
 
-/* Whether a free block may hold pages that somebody has written to, enough of them that the
-   system should have them back after a while. */
+/* Whether a free block may hold pages that somebody has written to, enough of them that
+   the system should have them back after a while. */
 static inline bool
 nrm__pool_is_used(const struct nrm__pool_block *block)
 {
@@ -241,7 +242,8 @@ struct nrm__pool_block *nrm__pool_split_locked(struct nrm__pool *pool,
 void nrm__pool_bin_insert_locked(struct nrm__pool *pool, struct nrm__pool_block *block);
 void nrm__pool_bin_remove_locked(struct nrm__pool *pool, struct nrm__pool_block *block);
 
-/* Cuts a block of at least `nbytes` out of the free memory: claimed. NULL: there is none. */
+/* Cuts a block of at least `nbytes` out of the free memory: claimed. NULL: there is
+   none. */
 struct nrm__pool_block *nrm__pool_take_locked(struct nrm__pool *pool, size_t nbytes,
                                               size_t alignment);
 
@@ -257,7 +259,8 @@ struct nrm__pool_block *nrm__pool_take_wanted_locked(
     bool (*is_wanted)(struct nrm__pool_block *block, const void *context),
     const void *context);
 
-/* Makes a block, which is in no bin, free, merged with its free neighbours: returns that. */
+/* Makes a block, which is in no bin, free, merged with its free neighbours: returns
+   that. */
 struct nrm__pool_block *nrm__pool_free_locked(struct nrm__pool *pool,
                                               struct nrm__pool_block *block,
                                               bool is_zero);
@@ -265,7 +268,8 @@ struct nrm__pool_block *nrm__pool_free_locked(struct nrm__pool *pool,
 /* Makes a free block the last of its bin to be taken. */
 void nrm__pool_postpone_locked(struct nrm__pool *pool, struct nrm__pool_block *block);
 
-/* Puts a block that a GPU may still touch aside: until the epoch of its stamp is done. */
+/* Puts a block that a GPU may still touch aside: until the epoch of its stamp is
+   done. */
 void nrm__pool_park_locked(struct nrm__pool *pool, struct nrm__pool_block *block,
                            uint64_t stamp);
 
@@ -279,7 +283,8 @@ size_t nrm__pool_unclosed_locked(const struct nrm__pool *pool);
 void nrm__pool_cut_tail_locked(struct nrm__pool *pool, struct nrm__pool_block *block,
                                size_t nbytes);
 
-/* Takes what is missing for `nbytes`, and up to `wanted`, from the free right neighbour. */
+/* Takes what is missing for `nbytes`, and up to `wanted`, from the free right
+   neighbour. */
 bool nrm__pool_extend_locked(struct nrm__pool *pool, struct nrm__pool_block *block,
                              size_t nbytes, size_t wanted);
 
@@ -293,9 +298,9 @@ size_t nrm__pool_check_bins_locked(const struct nrm__pool_bins *bins);
 nrm_status nrm__pool_order_create(struct nrm__pool *pool);
 void nrm__pool_order_destroy(struct nrm__pool *pool);
 
-/* Stamps a claimed block that is freed on `stream`; no lock is held. Its origin tells blocks
-   apart that were freed on the same stream through several objects, which may be wrong: a
-   handle may have been given to another stream since. */
+/* Stamps a claimed block that is freed on `stream`; no lock is held. Its origin tells
+   blocks apart that were freed on the same stream through several objects, which may be
+   wrong: a handle may have been given to another stream since. */
 void nrm__pool_stamp(struct nrm__pool *pool, struct nrm__pool_block *block,
                      nrm_stream *stream);
 
@@ -329,8 +334,8 @@ nrm_status nrm__pool_find_ordered(struct nrm__pool *pool,
                                   const struct nrm__request *request, size_t nbytes,
                                   struct nrm__pool_block **out);
 
-/* Looks what is done by now, and waits for the rest as long as each wait brings something;
-   no lock is held. */
+/* Looks what is done by now, and waits for the rest as long as each wait brings
+   something; no lock is held. */
 void nrm__pool_settle(struct nrm__pool *pool, uint64_t wait_ns);
 
 size_t nrm__pool_pending_locked(const struct nrm__pool *pool);
@@ -341,7 +346,8 @@ void nrm__pool_check_order_locked(struct nrm__pool *pool);
 
 /* ---- memory: the lock is not held (pool_search.c, pool_give.c) ---- */
 
-/* What the pool takes for a request: whole granules, and room for a block that grows. */
+/* What the pool takes for a request: whole granules, and room for a block that
+   grows. */
 size_t nrm__pool_block_nbytes(const struct nrm__pool *pool,
                               const struct nrm__request *request);
 
@@ -353,24 +359,25 @@ nrm_status nrm__pool_find_memory(struct nrm__pool *pool,
 /* Takes a claimed block back. */
 void nrm__pool_free_block(struct nrm__pool *pool, struct nrm__pool_block *block);
 
-/* The same of blocks that a thread has kept; empties the set and returns their number, for
-   the caller to let go of their holds. */
+/* The same of blocks that a thread has kept; empties the set and returns their number,
+   for the caller to let go of their holds. */
 size_t nrm__pool_free_kept(struct nrm__pool *pool, struct nrm__cache_set *set);
 
-/* The same of blocks that a thread has parked, without their holds; and of those that this
-   thread has, with them: false: it had none. */
+/* The same of blocks that a thread has parked, without their holds; and of those that
+   this thread has, with them: false: it had none. */
 void nrm__pool_free_parked(struct nrm__pool *pool, const struct nrm__parked *parked,
                            size_t n);
 bool nrm__pool_take_parked(struct nrm__pool *pool);
 
-/* Claims up to `n` blocks at once, without growth, while much more is free than that; returns
-   how many. The pool is a host pool. And takes such blocks back. */
+/* Claims up to `n` blocks at once, without growth, while much more is free than that;
+   returns how many. The pool is a host pool. And takes such blocks back. */
 size_t nrm__pool_take_more(struct nrm__pool *pool, size_t nbytes, struct nrm__cell *out,
                            size_t n);
 void nrm__pool_put_more(struct nrm__pool *pool, const struct nrm__cell *cells,
                         size_t n);
 
-/* Frees the blocks that this thread keeps, before the pool grows; false: it kept none. */
+/* Frees the blocks that this thread keeps, before the pool grows; false: it kept
+   none. */
 bool nrm__pool_take_from_thread(struct nrm__pool *pool);
 
 /* Epochs of a tracked pool: see core/uses.h. */
@@ -384,7 +391,8 @@ void nrm__pool_reclaim_idle(struct nrm__pool *pool);
 
 /* ---- zeros: the lock is not held (pools/pool_zeros.c) ---- */
 
-/* Whether a request is for so many zeros of ordinary pages that they are not just written. */
+/* Whether a request is for so many zeros of ordinary pages that they are not just
+   written. */
 bool nrm__pool_is_lazy_zero(const struct nrm__pool *pool,
                             const struct nrm__request *request);
 
@@ -396,17 +404,18 @@ bool nrm__pool_learn_zero(struct nrm__pool *pool, struct nrm__pool_block *block)
 
 /* ---- growth: the lock is not held (pools/pool_growth.c) ---- */
 
-/* Books `nbytes` against the limit, before the upstream is asked; false: they do not fit. And
-   back, when what the upstream gave is counted as reserved. */
+/* Books `nbytes` against the limit, before the upstream is asked; false: they do not
+   fit. And back, when what the upstream gave is counted as reserved. */
 bool nrm__pool_book_growth(struct nrm__pool *pool, size_t nbytes);
 void nrm__pool_unbook_growth(struct nrm__pool *pool, size_t nbytes);
 
 /* Takes a segment of `nbytes` of the upstream. NRM_OUT_OF_MEMORY: the record has the
-   upstream's words, or none where the limit is reached; nrm__pool_explain says the rest. */
+   upstream's words, or none where the limit is reached; nrm__pool_explain says the
+   rest. */
 nrm_status nrm__pool_grow_by(struct nrm__pool *pool, size_t nbytes);
 
-/* Bytes of the next segment for a request of `nbytes`, 0: for small ones: twice what there
-   is, within bounds, and whole huge pages. */
+/* Bytes of the next segment for a request of `nbytes`, 0: for small ones: twice what
+   there is, within bounds, and whole huge pages. */
 size_t nrm__pool_next_segment(struct nrm__pool *pool, size_t nbytes);
 
 /* One more segment of `nbytes`, ahead of demand. */
@@ -415,19 +424,20 @@ nrm_status nrm__pool_grow_ahead(struct nrm__pool *pool, size_t nbytes);
 /* What the pool has from the beginning. */
 nrm_status nrm__pool_grow_at_first(struct nrm__pool *pool, size_t nbytes);
 
-/* Grows so that a block of `nbytes` fits; fails like the one above. Segments that were made
-   for one large block and are free now go back first: what they held does not fit, and
-   would only pile up. */
+/* Grows so that a block of `nbytes` fits; fails like the one above. Segments that were
+   made for one large block and are free now go back first: what they held does not fit,
+   and would only pile up. */
 nrm_status nrm__pool_grow(struct nrm__pool *pool, size_t nbytes, size_t alignment);
 
-/* Records that `asked` bytes cannot be had, what the upstream said to it (empty: the limit
-   forbade to ask), and where the pool's memory is. Returns NRM_OUT_OF_MEMORY. */
+/* Records that `asked` bytes cannot be had, what the upstream said to it (empty: the
+   limit forbade to ask), and where the pool's memory is. Returns NRM_OUT_OF_MEMORY. */
 nrm_status nrm__pool_explain(struct nrm__pool *pool, const nrm_error *said,
                              size_t asked);
 
 /* ---- segments: the lock is not held (pools/pool_segments.c) ---- */
 
-/* Makes memory of the upstream, or mapped (no owner), one free block. `how`: the growth. */
+/* Makes memory of the upstream, or mapped (no owner), one free block. `how`: the
+   growth. */
 nrm_status nrm__pool_enter_segment(struct nrm__pool *pool,
                                    const struct nrm__block *upstream, size_t nbytes,
                                    unsigned how);
@@ -437,15 +447,17 @@ nrm_status nrm__pool_enter_segment(struct nrm__pool *pool,
 size_t nrm__pool_give_segments_back(struct nrm__pool *pool, size_t min_nbytes,
                                     size_t keep_nbytes);
 
-/* The same of all segments, for a trim: not while somebody has grown the pool in vain. */
+/* The same of all segments, for a trim: not while somebody has grown the pool in
+   vain. */
 size_t nrm__pool_trim_segments(struct nrm__pool *pool, size_t keep_nbytes);
 
-/* While more than idle_nbytes are free: gives segments that were made for one large block
-   and are free as a whole back. */
+/* While more than idle_nbytes are free: gives segments that were made for one large
+   block and are free as a whole back. */
 void nrm__pool_give_idle_back(struct nrm__pool *pool);
 
-/* True: the pool has more than stays for good, and the background thread is to be told to
-   look at it (nrm__background_watch); once, until it finds nothing to do any more. */
+/* True: the pool has more than stays for good, and the background thread is to be told
+   to look at it (nrm__background_watch); once, until it finds nothing to do any
+   more. */
 static inline bool
 nrm__pool_begins_watch_locked(struct nrm__pool *pool)
 {
@@ -462,8 +474,8 @@ nrm__pool_begins_decay_locked(struct nrm__pool *pool)
     return (pool->n_whole | pool->n_used) != 0 && nrm__pool_begins_watch_locked(pool);
 }
 
-/* Whether free memory is in the hands of the background thread just now, and a wait for it;
-   no lock is held in the latter (pools/pool_decay.c). */
+/* Whether free memory is in the hands of the background thread just now, and a wait for
+   it; no lock is held in the latter (pools/pool_decay.c). */
 static inline bool
 nrm__pool_is_decaying_locked(const struct nrm__pool *pool)
 {
@@ -483,8 +495,8 @@ void nrm__pool_forget_pages_locked(struct nrm__pool *pool);
 struct nrm__pool_block *nrm__pool_whole_locked(const struct nrm__pool *pool,
                                                const struct nrm__segment *segment);
 
-/* Takes a segment that is free as a whole, in that block, out of the pool; false: there is no
-   memory for the description of what is beside it. */
+/* Takes a segment that is free as a whole, in that block, out of the pool; false: there
+   is no memory for the description of what is beside it. */
 bool nrm__pool_detach_locked(struct nrm__pool *pool, struct nrm__segment *segment,
                              struct nrm__pool_block *block);
 
@@ -545,8 +557,8 @@ void nrm__pool_fork_child(nrm_resource *mr);
 
 /* ---- moving pages ---- */
 
-/* Resizes a claimed block that fills a segment of its own by moving the pages of the segment.
-   NRM_NOT_SUPPORTED: it does not, or they cannot move. */
+/* Resizes a claimed block that fills a segment of its own by moving the pages of the
+   segment. NRM_NOT_SUPPORTED: it does not, or they cannot move. */
 nrm_status nrm__pool_move_pages(struct nrm__pool *pool, struct nrm__pool_block *block,
                                 size_t nbytes, size_t wanted);
 
@@ -560,8 +572,8 @@ void nrm__pool_destroy_segment(struct nrm__segment *segment);
 size_t nrm__pool_drop_segment(struct nrm__pool *pool, struct nrm__segment *segment,
                               bool later);
 
-/* Of a pool that ends: every segment goes, and with it the description of its blocks. What the
-   GPU may still use is waited for where the upstream does not. */
+/* Of a pool that ends: every segment goes, and with it the description of its blocks.
+   What the GPU may still use is waited for where the upstream does not. */
 void nrm__pool_drop_all(struct nrm__pool *pool);
 
 #endif

@@ -1,8 +1,8 @@
 /*
  * The operations of a pool (core/ops.h), which stand in several files: pool.c has their
  * table, and allocates and deallocates; pool_find.c, pool_resize.c, pool_trim.c,
- * pool_check.c and pool_fork.c have the others. And what these share of a block that is in
- * somebody's hands.
+ * pool_check.c and pool_fork.c have the others. And what these share of a block that is
+ * in somebody's hands.
  */
 #ifndef NRM_POOLS_POOL_OPS_H
 #define NRM_POOLS_POOL_OPS_H
@@ -17,7 +17,8 @@ nrm__pool_from(nrm_resource *mr)
     return (struct nrm__pool *)mr;
 }
 
-/* The block that starts at an address, or a little before it: colour; NULL: none does. */
+/* The block that starts at an address, or a little before it: colour; NULL: none
+   does. */
 static inline struct nrm__pool_block *
 nrm__pool_block_at(const struct nrm__segment *segment, const void *ptr)
 {

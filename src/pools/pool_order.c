@@ -1,35 +1,36 @@
 /*
- * Stream order in a pool of device memory: which free block an allocation on a stream may
- * have, and what it does when there is none.
+ * Stream order in a pool of device memory: which free block an allocation on a stream
+ * may have, and what it does when there is none.
  *
  * A block that is freed bears a tag (core/order.h). Until that is known to be done the
- * block stands in a list of its own stream, which has it back without a wait or a call of the
- * driver (of others only what it is, nrm__cuda_stream_id); what the host frees stands in one
- * list with the rest. What is done stands in the bins of the pool and is anybody's.
+ * block stands in a list of its own stream, which has it back without a wait or a call
+ * of the driver (of others only what it is, nrm__cuda_stream_id); what the host frees
+ * stands in one list with the rest. What is done stands in the bins of the pool and is
+ * anybody's.
  *
  * So neighbours merge only when they bear one stream's tags, or when both are done. One
  * that is done does not join one that is not, though it could: a stream that has used a
  * little of a large segment would then keep all of it from the others. They are put
  * together for that stream alone, when it would find nothing otherwise.
  *
- * An allocation takes what is its stream's own or what is done, whichever fits better, what
- * its thread keeps of other sizes and streams, what is done when the driver is asked; then
- * it grows the pool; and only then it makes its stream wait for another. Before it cuts a
- * large block it asks the driver too, when much was freed since the last time: what is
- * done merges, and what is not lies about in pieces that fit nobody.
- * Waiting takes the piece that is needed, and the rest of the block keeps its tag: the stream
- * that freed it goes on without a wait, also when the one that waits is stuck. So nothing
- * is left of a block after a wait that had to be stamped anew. What was freed on the same
- * stream through another object, or on the same handle, is waited for before the pool grows:
- * where the handle still means that stream, this is no wait.
+ * An allocation takes what is its stream's own or what is done, whichever fits better,
+ * what its thread keeps of other sizes and streams, what is done when the driver is
+ * asked; then it grows the pool; and only then it makes its stream wait for another.
+ * Before it cuts a large block it asks the driver too, when much was freed since the
+ * last time: what is done merges, and what is not lies about in pieces that fit nobody.
+ * Waiting takes the piece that is needed, and the rest of the block keeps its tag: the
+ * stream that freed it goes on without a wait, also when the one that waits is stuck.
+ * So nothing is left of a block after a wait that had to be stamped anew. What was
+ * freed on the same stream through another object, or on the same handle, is waited for
+ * before the pool grows: where the handle still means that stream, this is no wait.
  *
  * The driver is called with no lock held; a block that somebody waits for is claimed.
  *
- * On a stream that is being captured (core/capture.h) an allocation takes what the capture
- * has freed on the stream, what is done, or new memory, and never what the stream itself
- * freed before: that is in the order of the stream, and the graph will run anywhere. What
- * it gets is the graph's from then on. Streams that stay are asked about only when there is
- * no memory at hand.
+ * On a stream that is being captured (core/capture.h) an allocation takes what the
+ * capture has freed on the stream, what is done, or new memory, and never what the
+ * stream itself freed before: that is in the order of the stream, and the graph will
+ * run anywhere. What it gets is the graph's from then on. Streams that stay are asked
+ * about only when there is no memory at hand.
  */
 #include "pools/pool_order.h"
 
@@ -267,8 +268,8 @@ take_pending(const struct search *search, unsigned i)
     return block;
 }
 
-/* Makes the stream wait for one of the blocks that others freed. NRM_NOT_FOUND: there is none
-   that fits and can be waited for. */
+/* Makes the stream wait for one of the blocks that others freed. NRM_NOT_FOUND: there
+   is none that fits and can be waited for. */
 static nrm_status
 adopt_any(const struct search *search, struct nrm__pool_block **out)
 {
@@ -327,8 +328,8 @@ ask_for_capture(struct search *search)
     return NRM_OK;
 }
 
-/* Asks the driver what is done only when it has no more memory: whatever is called inside a
-   capture may hurt it. */
+/* Asks the driver what is done only when it has no more memory: whatever is called
+   inside a capture may hurt it. */
 static nrm_status
 find_captured(const struct search *search, struct nrm__pool_block **out)
 {
@@ -376,8 +377,8 @@ search_for(struct nrm__pool *pool, const struct nrm__request *request, size_t nb
 }
 
 /* Nothing is free, and the upstream has no more: another stream's memory, what other
-   threads keep, or what becomes done within the time that the pool may wait. NRM_NOT_FOUND:
-   it may be there now. */
+   threads keep, or what becomes done within the time that the pool may wait.
+   NRM_NOT_FOUND: it may be there now. */
 static nrm_status
 find_at_last(struct search *search, nrm_status full, struct nrm__pool_block **out)
 {
@@ -396,8 +397,8 @@ find_at_last(struct search *search, nrm_status full, struct nrm__pool_block **ou
     return waits && nrm__pool_wait_for_more(pool, wait_ns) ? NRM_NOT_FOUND : full;
 }
 
-/* So much was freed since the driver was asked that a large block should not be cut before it
-   is asked again. Blocks of one size are never cut too small. */
+/* So much was freed since the driver was asked that a large block should not be cut
+   before it is asked again. Blocks of one size are never cut too small. */
 static bool
 is_look_due(const struct search *search)
 {
@@ -415,7 +416,8 @@ is_look_due(const struct search *search)
     return is_due;
 }
 
-/* What this thread kept for the stream bears its tag by now: later the handle may be bad. */
+/* What this thread kept for the stream bears its tag by now: later the handle may be
+   bad. */
 static void
 note(const struct search *search)
 {
@@ -424,8 +426,8 @@ note(const struct search *search)
     }
 }
 
-/* The search on a stream that is not captured. With NRM_OK and no block it turned out that it
-   is. */
+/* The search on a stream that is not captured. With NRM_OK and no block it turned out
+   that it is. */
 static nrm_status
 find_streamed(struct search *search, struct nrm__pool_block **out)
 {

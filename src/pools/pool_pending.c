@@ -1,16 +1,18 @@
 /*
- * The free blocks of device memory that are not known to be done: in which list they stand,
- * what their tags say, and how they become done. pool_order.c says who gets them.
+ * The free blocks of device memory that are not known to be done: in which list they
+ * stand, what their tags say, and how they become done. pool_order.c says who gets
+ * them.
  *
- * There is a list for each stream, chosen by the slot of its tags, and one for the rest: what
- * the host freed, and blocks of streams whose place is taken by another. In the first kind the oldest block says enough, for the counts of a stream
- * become done in turn. In the last each block stands for itself, and is asked about in
- * turn, so that none which is stuck hides the others.
+ * There is a list for each stream, chosen by the slot of its tags, and one for the
+ * rest: what the host freed, and blocks of streams whose place is taken by another. In
+ * the first kind the oldest block says enough, for the counts of a stream become done
+ * in turn. In the last each block stands for itself, and is asked about in turn, so
+ * that none which is stuck hides the others.
  *
  * What a graph may use (core/capture.h) becomes done with the graph. Memory that was
- * allocated in its capture and freed there stands in a list as that of a stream does, for
- * the capture alone. All else is held: it stands in a list that nobody takes from, and
- * afterwards bears the tag of the stream that freed it.
+ * allocated in its capture and freed there stands in a list as that of a stream does,
+ * for the capture alone. All else is held: it stands in a list that nobody takes from,
+ * and afterwards bears the tag of the stream that freed it.
  */
 #include "pools/pool_order.h"
 
@@ -209,8 +211,8 @@ nrm__pool_captured_locked(const struct nrm__pool *pool)
 
 /* ---- tags ---- */
 
-/* By the tags alone, so that it does not depend on what the GPU does meanwhile. Of two that
-   are held each has another tag for afterwards. */
+/* By the tags alone, so that it does not depend on what the GPU does meanwhile. Of two
+   that are held each has another tag for afterwards. */
 bool
 nrm__pool_is_one_locked(const struct nrm__pool *pool, struct nrm__pool_block *a,
                         struct nrm__pool_block *b)
@@ -221,8 +223,8 @@ nrm__pool_is_one_locked(const struct nrm__pool *pool, struct nrm__pool_block *a,
            !nrm__pool_ordered(a)->is_held && !nrm__pool_ordered(b)->is_held;
 }
 
-/* The later count of one stream. That it is done meanwhile is found out later: now there may
-   be a neighbour that it would have to merge with. */
+/* The later count of one stream. That it is done meanwhile is found out later: now
+   there may be a neighbour that it would have to merge with. */
 void
 nrm__pool_join_tags_locked(struct nrm__pool_block *a, struct nrm__pool_block *b)
 {
@@ -230,8 +232,8 @@ nrm__pool_join_tags_locked(struct nrm__pool_block *a, struct nrm__pool_block *b)
     tag->count = nrm__max(tag->count, nrm__pool_ordered(b)->tag.count);
 }
 
-/* The streams 0, 1 and 2 are those of a device. Where that is not known, as over memory of
-   other people's, they are ordered as the host is. */
+/* The streams 0, 1 and 2 are those of a device. Where that is not known, as over memory
+   of other people's, they are ordered as the host is. */
 nrm_stream *
 nrm__pool_stream_on(int device, nrm_stream *stream)
 {
@@ -246,8 +248,8 @@ is_same(struct nrm__order_tag a, struct nrm__order_tag b)
     return a.stream == b.stream && a.generation == b.generation && a.count == b.count;
 }
 
-/* Stamps a block that a graph may use: of `held`, in whose capture it was allocated, or of
-   the capture that goes on on the stream. False: of none. */
+/* Stamps a block that a graph may use: of `held`, in whose capture it was allocated, or
+   of the capture that goes on on the stream. False: of none. */
 static bool
 stamp_captured(struct nrm__pool *pool, struct nrm__pool_ordered_block *own,
                nrm_stream *stream)
@@ -325,8 +327,8 @@ oldest_of(struct nrm__pool_list *list)
                : NULL;
 }
 
-/* The graph is gone, and what has used the block besides counts. If that is another graph,
-   who else has is not known any more: everybody. */
+/* The graph is gone, and what has used the block besides counts. If that is another
+   graph, who else has is not known any more: everybody. */
 static void
 set_next_tag(struct nrm__pool_ordered_block *own)
 {
@@ -422,7 +424,8 @@ nrm__pool_promote_locked(struct nrm__pool *pool)
     return promote_others_locked(pool, pool->order->others) || more;
 }
 
-/* The tags that the driver is asked about: the oldest of each stream, and a few others. */
+/* The tags that the driver is asked about: the oldest of each stream, and a few
+   others. */
 static unsigned
 collect_locked(struct nrm__pool *pool, struct nrm__order_tag *out)
 {
@@ -477,8 +480,8 @@ nrm__pool_poll(struct nrm__pool *pool)
     return more;
 }
 
-/* Looks again and again, detached, for `limit_ns` at most (UINT64_MAX: as long as it takes),
-   until more is done. */
+/* Looks again and again, detached, for `limit_ns` at most (UINT64_MAX: as long as it
+   takes), until more is done. */
 bool
 nrm__pool_wait_for_more(struct nrm__pool *pool, uint64_t limit_ns)
 {

@@ -4,7 +4,8 @@
  */
 #include "pools/pool_ops.h"
 
-/* Keeps a claimed block where it is: cuts its tail off, or takes free memory behind it. */
+/* Keeps a claimed block where it is: cuts its tail off, or takes free memory behind
+   it. */
 static bool
 resize_locally(struct nrm__pool *pool, struct nrm__pool_block *own, size_t nbytes,
                size_t wanted)

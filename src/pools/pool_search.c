@@ -1,10 +1,11 @@
 /*
  * How a pool finds the memory of a request.
  *
- * What is free serves first, of the NUMA node of this thread where a pool has several. When
- * nothing fits, a ladder of steps is climbed, each once: what the GPU is done with, what
- * this thread keeps, a bounded wait, growth, what other nodes have, what other threads keep,
- * an exchange of segments, a last wait. No lock is held across any of them.
+ * What is free serves first, of the NUMA node of this thread where a pool has several.
+ * When nothing fits, a ladder of steps is climbed, each once: what the GPU is done
+ * with, what this thread keeps, a bounded wait, growth, what other nodes have, what
+ * other threads keep, an exchange of segments, a last wait. No lock is held across any
+ * of them.
  */
 #include "pools/pool_internal.h"
 
@@ -28,7 +29,8 @@
 
 /* ---- memory ---- */
 
-/* What the pool takes for a request: whole granules, and room for a block that grows. */
+/* What the pool takes for a request: whole granules, and room for a block that
+   grows. */
 size_t
 nrm__pool_block_nbytes(const struct nrm__pool *pool, const struct nrm__request *request)
 {
@@ -59,11 +61,11 @@ nrm__pool_close_epoch(struct nrm__pool *pool)
     return nrm__pool_close_epoch_of(pool, 0);
 }
 
-/* Waits for the GPU: once for the oldest epoch, as long again as the GPU has lately needed,
-   and each time that twice as much is parked as when a wait was in vain, for a part of the
-   limit. So a program that has just begun to run ahead is held back too, and an endless
-   kernel costs one wait and a few short ones in all while the pool grows by powers of two,
-   which takes its time too. */
+/* Waits for the GPU: once for the oldest epoch, as long again as the GPU has lately
+   needed, and each time that twice as much is parked as when a wait was in vain, for a
+   part of the limit. So a program that has just begun to run ahead is held back too,
+   and an endless kernel costs one wait and a few short ones in all while the pool grows
+   by powers of two, which takes its time too. */
 bool
 nrm__pool_wait_for_epoch(struct nrm__pool *pool, uint64_t limit_ns)
 {
@@ -225,8 +227,8 @@ grow_once(struct search *search)
     return status;
 }
 
-/* Memory of other nodes: when the pool cannot grow, or has grown while this thread went over
-   to another node. */
+/* Memory of other nodes: when the pool cannot grow, or has grown while this thread went
+   over to another node. */
 static bool
 look_anywhere(struct search *search)
 {
@@ -337,10 +339,11 @@ wait_for_used(struct search *search)
 }
 
 /*
- * Takes one step after the other, each once. It ends: `grow` has a bound, and the two that
- * wait go on only when an epoch more is done than before, and until the one is that was
- * open when they began. So they wait for no more epochs than were pending then, whatever
- * others park meanwhile. A failure other than a lack of memory ends it at once.
+ * Takes one step after the other, each once. It ends: `grow` has a bound, and the two
+ * that wait go on only when an epoch more is done than before, and until the one is
+ * that was open when they began. So they wait for no more epochs than were pending
+ * then, whatever others park meanwhile. A failure other than a lack of memory ends it
+ * at once.
  */
 static nrm_status
 climb(struct search *search)
@@ -385,8 +388,8 @@ is_whole_segment(struct nrm__pool_block *block, const void *context)
     return block->size == block->live.segment->nbytes;
 }
 
-/* From a free segment, whose rest it grows into until it has all of it; NULL: there is none
-   that is large enough. */
+/* From a free segment, whose rest it grows into until it has all of it; NULL: there is
+   none that is large enough. */
 static struct nrm__pool_block *
 take_of_segment(struct nrm__pool *pool, const struct nrm__request *request,
                 size_t nbytes)
@@ -417,9 +420,9 @@ wants_own_pages(struct nrm__pool *pool, const struct nrm__request *request)
     return is_large;
 }
 
-/* A large block that grows and could not do so where it is: once it begins a segment that it
-   has to itself, it goes on by moving pages, and nothing is copied any more. NULL: this is
-   none, or there is no room for such pages, and any memory will do. */
+/* A large block that grows and could not do so where it is: once it begins a segment
+   that it has to itself, it goes on by moving pages, and nothing is copied any more.
+   NULL: this is none, or there is no room for such pages, and any memory will do. */
 static nrm_status
 find_own_pages(struct nrm__pool *pool, const struct nrm__request *request,
                struct nrm__pool_block **out)

@@ -1,8 +1,8 @@
 /*
- * The segments of a pool: how memory of the upstream becomes one free block (pool_growth.c
- * says when and how much), how segments that are free as a whole go back, and how the pages
- * of one that is a single block move when that grows. The pool's lock is not held here
- * while the upstream works.
+ * The segments of a pool: how memory of the upstream becomes one free block
+ * (pool_growth.c says when and how much), how segments that are free as a whole go
+ * back, and how the pages of one that is a single block move when that grows. The
+ * pool's lock is not held here while the upstream works.
  */
 #include "base/assert.h"
 #include "base/error.h"
@@ -28,9 +28,9 @@ nrm__starts_nbytes(size_t n)
                          nrm__page_size());
 }
 
-/* A segment for one large block has granules of at least a page, and few of them; one that
-   starts anywhere, as an upstream of other people's may give it, has small ones, so that
-   every alignment can be had. */
+/* A segment for one large block has granules of at least a page, and few of them; one
+   that starts anywhere, as an upstream of other people's may give it, has small ones,
+   so that every alignment can be had. */
 static unsigned
 shift_for(const struct nrm__pool *pool, const struct nrm__segment *segment,
           size_t nbytes)
@@ -52,8 +52,8 @@ shift_for(const struct nrm__pool *pool, const struct nrm__segment *segment,
     return shift;
 }
 
-/* Of a segment of `nbytes`, with room to describe `room_nbytes`: only what is touched of it
-   takes memory. */
+/* Of a segment of `nbytes`, with room to describe `room_nbytes`: only what is touched
+   of it takes memory. */
 static nrm_status
 create_starts(struct nrm__pool *pool, const struct nrm__segment *segment, size_t nbytes,
               size_t room_nbytes, struct nrm__starts **out)
@@ -274,8 +274,8 @@ nrm__pool_give_idle_back(struct nrm__pool *pool)
             (void)nrm__pool_drop_segment(pool, segment, pool->tracked);
         }
     } while (segment != NULL);
-    /* Of a tracked pool an allocation asks, and may call the driver. Plain memory is unmapped
-       where an array dies, as NumPy's default does it. */
+    /* Of a tracked pool an allocation asks, and may call the driver. Plain memory is
+       unmapped where an array dies, as NumPy's default does it. */
     if (pool->tracked) {
         (void)nrm__retired_drain(0);
     }
@@ -283,8 +283,8 @@ nrm__pool_give_idle_back(struct nrm__pool *pool)
 
 /* ---- the end ---- */
 
-/* Whether segments go back to code of other people, who do not know that the GPU may still
-   use them; cuMemFree waits, cuMemUnmap does not. */
+/* Whether segments go back to code of other people, who do not know that the GPU may
+   still use them; cuMemFree waits, cuMemUnmap does not. */
 static bool
 leads_to_others(const nrm_resource *mr)
 {
@@ -394,8 +394,8 @@ shift_to_cover(const struct nrm__segment *segment, size_t nbytes)
     return shift;
 }
 
-/* The description of a segment that has become `nbytes` long, with room for the next ones;
-   NULL: the one that it has does, or has to. */
+/* The description of a segment that has become `nbytes` long, with room for the next
+   ones; NULL: the one that it has does, or has to. */
 static struct nrm__starts *
 describe_anew(struct nrm__pool *pool, const struct nrm__segment *segment, size_t nbytes)
 {
@@ -434,8 +434,8 @@ set_resized(struct nrm__pool *pool, struct nrm__pool_block *block, size_t nbytes
     }
 }
 
-/* Takes the segment of one block out of the map, resizes what it has of the upstream, and
-   puts it back, wherever it is then. */
+/* Takes the segment of one block out of the map, resizes what it has of the upstream,
+   and puts it back, wherever it is then. */
 static nrm_status
 resize_segment(struct nrm__pool *pool, struct nrm__pool_block *block, size_t nbytes)
 {
@@ -456,8 +456,8 @@ resize_segment(struct nrm__pool *pool, struct nrm__pool_block *block, size_t nby
     return status;
 }
 
-/* Whether a claimed block has a segment in pages of its own to itself; what lies free behind
-   it, too small to grow into, becomes its own then. */
+/* Whether a claimed block has a segment in pages of its own to itself; what lies free
+   behind it, too small to grow into, becomes its own then. */
 static bool
 takes_segment(struct nrm__pool *pool, struct nrm__pool_block *block)
 {

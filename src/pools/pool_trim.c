@@ -1,6 +1,6 @@
 /*
- * What is asked of a pool as a whole: a trim, which gathers what threads keep and what the
- * GPU is done with before segments go back, and the pool's share of the statistics.
+ * What is asked of a pool as a whole: a trim, which gathers what threads keep and what
+ * the GPU is done with before segments go back, and the pool's share of the statistics.
  */
 #include "core/slab.h"
 #include "core/uses.h"

@@ -1,22 +1,23 @@
 /*
- * Segments of a device pool that are mapped side by side (cuda/vmm.h) instead of taken of
- * the upstream: to the pool they are one memory, so that a block may lie in several of them, and
- * each may be given back by itself when what lies in it is done.
+ * Segments of a device pool that are mapped side by side (cuda/vmm.h) instead of taken
+ * of the upstream: to the pool they are one memory, so that a block may lie in several
+ * of them, and each may be given back by itself when what lies in it is done.
  *
- * The range of addresses is reserved once, twice as large as the memory that it can ever
- * hold, so that there are holes to choose from. A growth takes the lowest hole in which
- * the request fits, together with what is free on either side of it; it maps pieces
- * of the option's segment size, and larger ones when the pool has become large: a piece
- * costs the driver a call and the pool a description, whatever its size. Where much is free
- * that does not fit, pieces of it go back first: so large blocks of many sizes do not take
- * more memory than they need for long, and what moves is never what anybody uses.
+ * The range of addresses is reserved once, twice as large as the memory that it can
+ * ever hold, so that there are holes to choose from. A growth takes the lowest hole in
+ * which the request fits, together with what is free on either side of it; it maps
+ * pieces of the option's segment size, and larger ones when the pool has become large:
+ * a piece costs the driver a call and the pool a description, whatever its size. Where
+ * much is free that does not fit, pieces of it go back first: so large blocks of many
+ * sizes do not take more memory than they need for long, and what moves is never what
+ * anybody uses.
  *
- * What is mapped where stands in a table with an entry for each granule of the driver, under
- * the pool's lock. A hole that is being filled, or a piece that is being unmapped, is
- * marked there, since the driver is called with no lock held.
+ * What is mapped where stands in a table with an entry for each granule of the driver,
+ * under the pool's lock. A hole that is being filled, or a piece that is being
+ * unmapped, is marked there, since the driver is called with no lock held.
  *
- * The driver does not wait when a piece is unmapped. It is when all blocks in it stand in
- * the bins of what is done.
+ * The driver does not wait when a piece is unmapped. It is when all blocks in it stand
+ * in the bins of what is done.
  */
 #include "pools/pool_vmm.h"
 
@@ -51,7 +52,8 @@ table_nbytes(size_t n)
     return nrm__align_up(n * sizeof(struct nrm__segment *), nrm__page_size());
 }
 
-/* The device of the upstream; the first use decides which that is, as for its own memory. */
+/* The device of the upstream; the first use decides which that is, as for its own
+   memory. */
 static nrm_status
 decide_device(nrm_resource *upstream, int *out)
 {
@@ -105,7 +107,8 @@ create_vmm(struct nrm__pool *pool, struct nrm__pool_vmm **out)
     return NRM_OK;
 }
 
-/* On failure addresses stay reserved, or memory mapped: noted, and the process goes on. */
+/* On failure addresses stay reserved, or memory mapped: noted, and the process goes
+   on. */
 static void
 destroy_vmm(struct nrm__pool_vmm *vmm)
 {
@@ -117,7 +120,8 @@ destroy_vmm(struct nrm__pool_vmm *vmm)
     nrm__node_deallocate(vmm, sizeof *vmm);
 }
 
-/* The range, made at the first growth. Where it cannot be made the pool does not ask again. */
+/* The range, made at the first growth. Where it cannot be made the pool does not ask
+   again. */
 static nrm_status
 get_vmm(struct nrm__pool *pool, struct nrm__pool_vmm **out)
 {
@@ -262,8 +266,8 @@ free_from_locked(const struct nrm__pool_vmm *vmm, size_t i)
                : 0;
 }
 
-/* The lowest hole in which `needed` bytes fit with what is free beside it: where it is, and
-   what has to be mapped there at least, and at most. */
+/* The lowest hole in which `needed` bytes fit with what is free beside it: where it is,
+   and what has to be mapped there at least, and at most. */
 static bool
 find_hole_locked(const struct nrm__pool_vmm *vmm, size_t needed, size_t *out_i,
                  size_t *out_least, size_t *out_most)
@@ -341,8 +345,8 @@ unbook(struct nrm__pool *pool, struct nrm__pool_vmm *vmm, size_t i, size_t nbyte
     nrm__lock_release(&pool->lock);
 }
 
-/* A segment that is free and done as a whole, away from the hole at an entry, out of the pool;
-   NULL: there is none, or there is little to spare. */
+/* A segment that is free and done as a whole, away from the hole at an entry, out of
+   the pool; NULL: there is none, or there is little to spare. */
 static struct nrm__segment *
 detach_elsewhere_locked(struct nrm__pool *pool, const struct nrm__pool_vmm *vmm,
                         size_t i, size_t hole_nbytes)
@@ -366,8 +370,8 @@ detach_elsewhere_locked(struct nrm__pool *pool, const struct nrm__pool_vmm *vmm,
     return NULL;
 }
 
-/* Before `nbytes` are mapped in a hole as many go back that are free and of no use, if the
-   pool holds much more than is in use. */
+/* Before `nbytes` are mapped in a hole as many go back that are free and of no use, if
+   the pool holds much more than is in use. */
 static void
 give_back_elsewhere(struct nrm__pool *pool, const struct nrm__pool_vmm *vmm, size_t i,
                     size_t nbytes)

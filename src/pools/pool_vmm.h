@@ -8,9 +8,9 @@
 #include "cuda/vmm.h"
 #include "pools/pool_internal.h"
 
-/* Maps memory so that a block of `needed` bytes fits.
-   NRM_NOT_SUPPORTED (not recorded): not here; NRM_OUT_OF_MEMORY, not recorded when it is
-   the pool's limit, or there is no hole: the upstream may have what is needed. */
+/* Maps memory so that a block of `needed` bytes fits. NRM_NOT_SUPPORTED (not recorded):
+   not here; NRM_OUT_OF_MEMORY, not recorded when it is the pool's limit, or there is no
+   hole: the upstream may have what is needed. */
 nrm_status nrm__pool_vmm_grow(struct nrm__pool *pool, size_t needed, unsigned how);
 
 /* Opens what is and will be mapped to another device. NRM_NOT_SUPPORTED: see above. */
@@ -31,13 +31,15 @@ struct nrm__segment *nrm__pool_segment_of_locked(struct nrm__segment *near,
 /* Makes the block of a new segment the neighbour of those beside it. */
 void nrm__pool_vmm_link_locked(struct nrm__pool *pool, struct nrm__pool_block *block);
 
-/* Of a free block, done, in which the segment lies: the part that is the segment, in no bin
-   and nobody's neighbour. NULL: no memory for a description; nothing has changed. */
+/* Of a free block, done, in which the segment lies: the part that is the segment, in no
+   bin and nobody's neighbour. NULL: no memory for a description; nothing has
+   changed. */
 struct nrm__pool_block *nrm__pool_vmm_isolate_locked(struct nrm__pool *pool,
                                                      struct nrm__segment *segment,
                                                      struct nrm__pool_block *block);
 
-/* Unmaps what was isolated. What the driver does not unmap stays, and is used no more. */
+/* Unmaps what was isolated. What the driver does not unmap stays, and is used no
+   more. */
 void nrm__pool_vmm_give_back(struct nrm__pool *pool,
                              const struct nrm__segment *segment);
 

@@ -1,15 +1,17 @@
 /*
  * Zeros in large blocks of ordinary pages: how a used block becomes zero again.
  *
- * Writing zeros costs least where the program fills the block: the pages are there. Where it
- * does not, dropping the pages costs least, as the next ones are zero and come one by one
- * when they are touched. Nobody knows beforehand, so each power of two of sizes remembers
- * which it was the last two times, and in what that differed from the time before: a program
- * that always fills, never does, or does so in turn is foreseen after one round.
+ * Writing zeros costs least where the program fills the block: the pages are there.
+ * Where it does not, dropping the pages costs least, as the next ones are zero and come
+ * one by one when they are touched. Nobody knows beforehand, so each power of two of
+ * sizes remembers which it was the last two times, and in what that differed from the
+ * time before: a program that always fills, never does, or does so in turn is foreseen
+ * after one round.
  *
- * What happened shows when the block is freed: by which of its pages are present if they
- * were dropped, else by what stands in them. A block that nobody touched loses the few pages
- * that somebody may have touched all the same, and is known to be zero from then on.
+ * What happened shows when the block is freed: by which of its pages are present if
+ * they were dropped, else by what stands in them. A block that nobody touched loses the
+ * few pages that somebody may have touched all the same, and is known to be zero from
+ * then on.
  */
 #include <string.h>
 
@@ -23,8 +25,8 @@
 
 /* ---- what is foreseen ---- */
 
-/* A habit: whether the last blocks were filled, the last one in the lowest bit; and for each
-   such past whether what follows differs from the last one. */
+/* A habit: whether the last blocks were filled, the last one in the lowest bit; and for
+   each such past whether what follows differs from the last one. */
 #define PAST_MASK 3u
 #define DIFFERS_SHIFT 4
 
@@ -58,8 +60,8 @@ note_filled(struct nrm__pool *pool, size_t nbytes, bool is_filled)
 
 /* ---- pages ---- */
 
-/* Drops the whole pages of a claimed block and zeroes the rest: what lies in pages that it
-   shares with its neighbours. Whether it reads as zero now. */
+/* Drops the whole pages of a claimed block and zeroes the rest: what lies in pages that
+   it shares with its neighbours. Whether it reads as zero now. */
 static bool
 drop_pages(const struct nrm__pool_block *block)
 {

@@ -1,7 +1,8 @@
 /*
  * Segments of an upstream, and whether they can be used: see upstream.h. A segment
- * remembers the generation of contexts in which its upstream made it usable for the GPU;
- * when that is over, the next block of it waits until the upstream has done so anew.
+ * remembers the generation of contexts in which its upstream made it usable for the
+ * GPU; when that is over, the next block of it waits until the upstream has done so
+ * anew.
  */
 #include "pools/upstream.h"
 

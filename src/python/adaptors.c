@@ -1,8 +1,10 @@
 /*
- * What adaptors for statistics, limits, tracking and logs can be asked, as RMM spells it.
+ * What adaptors for statistics, limits, tracking and logs can be asked, as RMM spells
+ * it.
  *
  * Counts come as a numpy_rmm.Statistics, which is written in Python so that it is made
- * with keywords and compared by value; its module is imported when counts are asked for.
+ * with keywords and compared by value; its module is imported when counts are asked
+ * for.
  */
 #include "python/adaptors.h"
 
@@ -156,8 +158,8 @@ get_tracked_bytes(PyObject *object, PyObject *Py_UNUSED(unused))
     return status == NRM_OK ? PyLong_FromSize_t(nbytes) : errors_raise(state, status);
 }
 
-/* A string that the caller frees with PyMem_RawFree. Others may allocate meanwhile: then once
-   more. */
+/* A string that the caller frees with PyMem_RawFree. Others may allocate meanwhile:
+   then once more. */
 static nrm_status
 describe(nrm_resource *mr, char **out)
 {

@@ -57,8 +57,8 @@ arg_address(PyObject *value, const char *name, uintptr_t *out)
     return 0;
 }
 
-/* The same, and the handle objects of other libraries, which int() takes: cudaMemPool_t.
-   ValueError for anything else. */
+/* The same, and the handle objects of other libraries, which int() takes:
+   cudaMemPool_t. ValueError for anything else. */
 int arg_driver_handle(PyObject *value, const char *name, uintptr_t *out);
 
 /* A power of two; None: 0. */

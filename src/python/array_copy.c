@@ -1,6 +1,6 @@
 /*
- * What numpy_rmm/_copy.py asks of the core: how a copy would be cut, how its stream takes
- * the pieces, and to submit it.
+ * What numpy_rmm/_copy.py asks of the core: how a copy would be cut, how its stream
+ * takes the pieces, and to submit it.
  */
 #include "python/array_copy.h"
 
@@ -57,7 +57,8 @@ copy_plan(PyObject *Py_UNUSED(module), PyObject *args)
                          (Py_ssize_t)plan.width);
 }
 
-/* Whose default streams are meant: that of an end of ours, else of the current context. */
+/* Whose default streams are meant: that of an end of ours, else of the current
+   context. */
 static int
 device_of(struct module_state *state, PyObject *dst, PyObject *src)
 {
@@ -141,8 +142,8 @@ copy_done(PyObject *module, PyObject *args)
                : NULL;
 }
 
-/* Of the stream of a handle, which is used on the memory at the address. Where there are
-   several devices 1 and 2 mean streams of that which the memory is on. */
+/* Of the stream of a handle, which is used on the memory at the address. Where there
+   are several devices 1 and 2 mean streams of that which the memory is on. */
 static nrm_status
 wait_for_handle_there(int device, const nrm_stream *stream, uintptr_t handle,
                       const void *address)
@@ -210,8 +211,9 @@ copy_wait_for(PyObject *module, PyObject *args)
     return status == NRM_OK ? Py_NewRef(Py_None) : errors_raise(state, status);
 }
 
-/* An address alone says no size: in a block of ours the copy must not leave that. One that
-   nobody knows is a number that means something else, and a driver may follow it. */
+/* An address alone says no size: in a block of ours the copy must not leave that. One
+   that nobody knows is a number that means something else, and a driver may follow
+   it. */
 static PyObject *
 copy_fits(PyObject *module, PyObject *args)
 {

@@ -69,8 +69,8 @@ lies_in(PyArrayObject *array, PyArrayObject *other)
     return first >= other_first && last <= other_last;
 }
 
-/* What an array is a view of, if that is an array, be it behind an object between the two,
-   which keeps it alive. Borrowed. */
+/* What an array is a view of, if that is an array, be it behind an object between the
+   two, which keeps it alive. Borrowed. */
 static PyArrayObject *
 viewed(PyArrayObject *array)
 {

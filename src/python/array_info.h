@@ -8,7 +8,8 @@
 
 int array_info_init(PyObject *module);
 
-/* Of the array that owns the data of `array`, an ndarray; of its own where NumPy does not. */
+/* Of the array that owns the data of `array`, an ndarray; of its own where NumPy does
+   not. */
 const void *array_info_address(PyObject *array);
 
 /* What memory_kind() says of an ndarray. */

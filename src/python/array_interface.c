@@ -1,12 +1,13 @@
 /*
  * The dictionary by which libraries pass device memory to each other.
  *
- * `stream` tells a consumer what to wait for, and most of them wait on the host, so it is None
- * unless something of ours is known to run. 0 is not allowed there: the legacy stream is 1.
+ * `stream` tells a consumer what to wait for, and most of them wait on the host, so it
+ * is None unless something of ours is known to run. 0 is not allowed there: the legacy
+ * stream is 1.
  *
- * Such a dict is asked for with each call of another library, read and dropped. To make it, or
- * to copy it, takes several times as long as to see that it is as it was. (Interpreters from
- * 3.14 on have no number for that, and each entry is looked at.)
+ * Such a dict is asked for with each call of another library, read and dropped. To make
+ * it, or to copy it, takes several times as long as to see that it is as it was.
+ * (Interpreters from 3.14 on have no number for that, and each entry is looked at.)
  */
 #include "python/array_interface.h"
 

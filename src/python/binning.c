@@ -1,7 +1,7 @@
 /*
- * The bins of a BinningMemoryResource from Python. The C resource keeps the C resources of
- * its bins; the objects that were given are kept by its object, so that they come back as
- * what they are.
+ * The bins of a BinningMemoryResource from Python. The C resource keeps the C resources
+ * of its bins; the objects that were given are kept by its object, so that they come
+ * back as what they are.
  */
 #include "python/binning.h"
 

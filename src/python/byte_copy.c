@@ -1,6 +1,6 @@
 /*
- * The three steps of a copy between contiguous bytes: wait for the owners' streams, submit,
- * and wait or make the owners' streams wait. byte_copy.h says when which.
+ * The three steps of a copy between contiguous bytes: wait for the owners' streams,
+ * submit, and wait or make the owners' streams wait. byte_copy.h says when which.
  */
 #include "python/byte_copy.h"
 
@@ -214,8 +214,8 @@ byte_copy_check_room(const char *name, size_t nbytes, const char *into, size_t r
     return -1;
 }
 
-/* An address says no size: in a block of ours the copy must not leave that. The device that
-   the block is on; -1 with an error set fails, NRM_DEVICE_NONE is not it. */
+/* An address says no size: in a block of ours the copy must not leave that. The device
+   that the block is on; -1 with an error set fails, NRM_DEVICE_NONE is not it. */
 static int
 check_address(const char *name, uintptr_t address, size_t nbytes, int *out_device)
 {

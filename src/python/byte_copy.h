@@ -1,11 +1,12 @@
 /*
- * Copies of contiguous bytes, of which one side is memory of a device: what the methods of
- * DeviceBuffer are made of.
+ * Copies of contiguous bytes, of which one side is memory of a device: what the methods
+ * of DeviceBuffer are made of.
  *
- * A copy is made on a stream, and comes after what the streams of the buffers at its ends
- * have been given. One with a side of the host is waited for, so that the caller need not
- * know what becomes of that; one between devices only on the default stream. Otherwise the
- * streams of both buffers wait for it, so that memory which is freed then is still safe.
+ * A copy is made on a stream, and comes after what the streams of the buffers at its
+ * ends have been given. One with a side of the host is waited for, so that the caller
+ * need not know what becomes of that; one between devices only on the default stream.
+ * Otherwise the streams of both buffers wait for it, so that memory which is freed then
+ * is still safe.
  */
 #ifndef NRM_PYTHON_BYTE_COPY_H
 #define NRM_PYTHON_BYTE_COPY_H
@@ -41,8 +42,9 @@ int byte_copy_run(struct module_state *state, struct byte_copy *copy);
 int byte_copy_from_address(struct module_state *state, struct device_buffer *buffer,
                            uintptr_t ptr);
 
-/* The bytes of a host buffer of one dimension, dense, of one-byte items; `flags` are further
-   ones of PyObject_GetBuffer. -1 with a TypeError, BufferError or ValueError. */
+/* The bytes of a host buffer of one dimension, dense, of one-byte items; `flags` are
+   further ones of PyObject_GetBuffer. -1 with a TypeError, BufferError or
+   ValueError. */
 int byte_copy_host(PyObject *object, const char *name, int flags, Py_buffer *out);
 
 /* Raises ValueError, and returns -1, unless `nbytes` is at most `room`. */

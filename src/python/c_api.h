@@ -8,7 +8,8 @@
 
 int c_api_init(PyObject *module);
 
-/* What the module owns, for callers in C, who have no module at hand. NULL with an error set. */
+/* What the module owns, for callers in C, who have no module at hand. NULL with an
+   error set. */
 struct module_state *c_api_state(void);
 
 #endif

@@ -4,8 +4,8 @@
  * The core calls the trampolines from wherever a request comes from, attached or not.
  * An exception stays set in its thread, so that the method that made the request raises
  * it as it is; in a thread that has no Python code to return to, it is printed. The
- * core can drop the functions where no Python code may run, so they are released later. What
- * the garbage collector sees of them is in callbacks.c.
+ * core can drop the functions where no Python code may run, so they are released later.
+ * What the garbage collector sees of them is in callbacks.c.
  */
 #include "python/callback.h"
 
@@ -167,8 +167,8 @@ set_context(PyObject *pending)
     }
 }
 
-/* What refused the request may have been a Python function: what it raised stays pending when
-   no other attempt is made. */
+/* What refused the request may have been a Python function: what it raised stays
+   pending when no other attempt is made. */
 static nrm_status
 failure_call(void *context, size_t nbytes, bool *out_retry)
 {

@@ -1,25 +1,27 @@
 /*
  * The functions of a resource as objects that the garbage collector knows.
  *
- * A function may lead to the resource that calls it: to its object, a pool on top, a buffer
- * of that. The way back runs through the core, where the collector sees nothing. So the
- * functions are held by an object of their own, which has two references: that of the
- * resource's object is an ordinary one, and for that of the core there is the warden. It
- * visits the functions as if they were its own while everything that holds the resource is
- * known and reached by Python objects that lead to the resource's object (core/enclosed.h);
- * else it does not, and to the collector they are held from outside. That the warden is
- * asked and not the resource's object makes it safe that the answer changes in the middle
- * of a collection: then a reference too many is left over, never one too few.
+ * A function may lead to the resource that calls it: to its object, a pool on top, a
+ * buffer of that. The way back runs through the core, where the collector sees nothing.
+ * So the functions are held by an object of their own, which has two references: that
+ * of the resource's object is an ordinary one, and for that of the core there is the
+ * warden. It visits the functions as if they were its own while everything that holds
+ * the resource is known and reached by Python objects that lead to the resource's
+ * object (core/enclosed.h); else it does not, and to the collector they are held from
+ * outside. That the warden is asked and not the resource's object makes it safe that
+ * the answer changes in the middle of a collection: then a reference too many is left
+ * over, never one too few.
  *
  * What a circle has of memory must go back through these functions before the collector
- * takes them apart, and the last moment for that is a finalizer, when finalizers of others
- * may still be to come that use the memory. So it takes two collections. In the first the
- * warden's finalizer only puts another warden in its place, which is too new to be asked in
- * this one: so the functions, and what they lead to, survive it, and everything else dies
- * by the usual way, with working functions. What is found again in a later collection is a
- * circle indeed, whose finalizers have all run. Then the buffers are emptied and the
- * resources over this one closed, and it is taken apart when no reference is left but the
- * object's. After a collection of everything the other one follows at once.
+ * takes them apart, and the last moment for that is a finalizer, when finalizers of
+ * others may still be to come that use the memory. So it takes two collections. In the
+ * first the warden's finalizer only puts another warden in its place, which is too new
+ * to be asked in this one: so the functions, and what they lead to, survive it, and
+ * everything else dies by the usual way, with working functions. What is found again in
+ * a later collection is a circle indeed, whose finalizers have all run. Then the
+ * buffers are emptied and the resources over this one closed, and it is taken apart
+ * when no reference is left but the object's. After a collection of everything the
+ * other one follows at once.
  */
 #include "python/callbacks.h"
 

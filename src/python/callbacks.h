@@ -1,6 +1,6 @@
 /*
- * Python functions that a resource calls, and what becomes of them when nothing but each
- * other holds them and what is made over the resource.
+ * Python functions that a resource calls, and what becomes of them when nothing but
+ * each other holds them and what is made over the resource.
  */
 #ifndef NRM_PYTHON_CALLBACKS_H
 #define NRM_PYTHON_CALLBACKS_H
@@ -24,16 +24,16 @@ struct callbacks {
 
 int callbacks_init(PyObject *module);
 
-/* Both are borrowed; `deallocate` may be NULL. A new reference, for the resource, or NULL with
-   an error set. Its `mr` is to be set. */
+/* Both are borrowed; `deallocate` may be NULL. A new reference, for the resource, or
+   NULL with an error set. Its `mr` is to be set. */
 struct callbacks *callbacks_make(struct module_state *state, PyObject *allocate,
                                  PyObject *deallocate);
 
 /* The resource is at its end, in any thread: steals its reference. */
 void callbacks_drop(struct callbacks *self);
 
-/* After a collection of all garbage: once more, where that found circles that it only could
-   prepare. */
+/* After a collection of all garbage: once more, where that found circles that it only
+   could prepare. */
 void callbacks_collect_again(void);
 
 /* That function, for gc.callbacks. */

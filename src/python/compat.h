@@ -51,8 +51,8 @@ compat_dict_get(PyObject *dict, PyObject *key, PyObject **out)
 #endif
 }
 
-/* An attribute: 1 and a new reference, 0 and NULL where there is none, or -1 with an error
-   set. */
+/* An attribute: 1 and a new reference, 0 and NULL where there is none, or -1 with an
+   error set. */
 static inline int
 compat_get_attribute(PyObject *object, PyObject *name, PyObject **out)
 {

@@ -104,7 +104,8 @@ flag_argument(PyObject *value, bool *out)
     return flag < 0 ? -1 : 0;
 }
 
-/* A size, or a percentage of what memory of a kind there is; of a device, what is free. */
+/* A size, or a percentage of what memory of a kind there is; of a device, what is
+   free. */
 static int
 size_argument(struct module_state *state, nrm_kind kind, int device, PyObject *value,
               const char *name, size_t *out)
@@ -257,7 +258,8 @@ pool_size_argument(struct module_state *state, nrm_resource *upstream, PyObject 
                          nrm_resource_device(upstream), value, name, out);
 }
 
-/* What a full pool does. To serve host memory is for handlers to do, which have arrays. */
+/* What a full pool does. To serve host memory is for handlers to do, which have
+   arrays. */
 static int
 exhausted_argument(const nrm_resource *upstream, PyObject *value,
                    nrm_pool_options *options, unsigned *out_flags)

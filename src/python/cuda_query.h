@@ -18,12 +18,12 @@ int cuda_memory_info(struct module_state *state, int device, size_t *out_free,
    CUDA is not initialised: asking must not do that. */
 bool cuda_is_registered(const void *ptr);
 
-/* Whether the byte at `ptr` is memory of a device or managed; false for all that the driver
-   does not know. */
+/* Whether the byte at `ptr` is memory of a device or managed; false for all that the
+   driver does not know. */
 bool cuda_is_device_memory(const void *ptr);
 
-/* Whether the driver was asked about the byte at `ptr` and does not know it: copies between
-   devices would read it as the host's. */
+/* Whether the driver was asked about the byte at `ptr` and does not know it: copies
+   between devices would read it as the host's. */
 bool cuda_is_unknown(const void *ptr);
 
 /* available_device_memory(), and what numpy_rmm/_info.py and the tests ask. */

@@ -1,10 +1,10 @@
 /*
  * DeviceArray: how one is made, and what slices and other views of it are.
  *
- * What a shape, a slice or another dtype makes of an address is NumPy's to say, so each array
- * has a NumPy array over the device's address, of which shape, strides and views are taken.
- * Nothing may read through it: an index that would give an element gives an array of no
- * dimensions, one that needs a copy is refused, and it is shown to nobody.
+ * What a shape, a slice or another dtype makes of an address is NumPy's to say, so each
+ * array has a NumPy array over the device's address, of which shape, strides and views
+ * are taken. Nothing may read through it: an index that would give an element gives an
+ * array of no dimensions, one that needs a copy is refused, and it is shown to nobody.
  */
 #include "python/numpy_api.h"
 

@@ -29,8 +29,8 @@ extern PyGetSetDef device_array_getset[];
 extern PyMethodDef device_array_functions[];
 
 /*
- * A new one of unknown content, of `type`: `dtype` what numpy.dtype takes (NULL: float64);
- * `stream` and `mr` as device_memory_init takes them.
+ * A new one of unknown content, of `type`: `dtype` what numpy.dtype takes (NULL:
+ * float64); `stream` and `mr` as device_memory_init takes them.
  */
 PyObject *device_array_of_shape(struct module_state *state, PyTypeObject *type,
                                 int n_dims, const Py_ssize_t *shape, PyObject *dtype,
@@ -47,12 +47,12 @@ PyObject *device_array_over(struct module_state *state, PyObject *view, PyObject
 /* The memory of a DeviceBuffer as an array of its bytes. */
 PyObject *device_array_of_bytes(struct module_state *state, PyObject *buffer);
 
-/* What a structure's dtype has in `descr`; None: it is none, or its fields overlap or lie out
-   of order, for which there are no words. */
+/* What a structure's dtype has in `descr`; None: it is none, or its fields overlap or
+   lie out of order, for which there are no words. */
 PyObject *device_array_fields(PyObject *object);
 
-/* Its strides in items, borrowed as long as it lives. NULL with a BufferError: one is no whole
-   number of them. */
+/* Its strides in items, borrowed as long as it lives. NULL with a BufferError: one is
+   no whole number of them. */
 int64_t *device_array_item_strides(struct device_array *self);
 
 /* What DLPack is told of it. -1 with a BufferError. */

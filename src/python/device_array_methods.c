@@ -1,6 +1,6 @@
 /*
- * Attributes and methods of DeviceArray. Shapes and strides are those of its view; copies are
- * calls of copyto(), which plans them.
+ * Attributes and methods of DeviceArray. Shapes and strides are those of its view;
+ * copies are calls of copyto(), which plans them.
  */
 #include "python/numpy_api.h"
 

@@ -2,12 +2,12 @@
  * DeviceBuffer: how one is made and what becomes of it.
  *
  * Made and dropped millions of times, so the type is called by vectorcall, the current
- * resource is found by one look-up in a dictionary, and nothing is made that is not asked for:
- * neither the Stream nor the dictionary of the array interface.
+ * resource is found by one look-up in a dictionary, and nothing is made that is not
+ * asked for: neither the Stream nor the dictionary of the array interface.
  *
- * The collector clears no more than that dictionary. The resource must be there when the
- * memory goes back, and whatever could lead from it back to the buffer (an instance's
- * dictionary, a list) has a clear of its own.
+ * The collector clears no more than that dictionary. The resource must be there when
+ * the memory goes back, and whatever could lead from it back to the buffer (an
+ * instance's dictionary, a list) has a clear of its own.
  */
 #include "python/device_buffer.h"
 
@@ -28,9 +28,9 @@
 /* ---- the objects of buffers that died ---- */
 
 /*
- * A few are kept for the next ones, which saves the interpreter's allocation and half of the
- * collector's book-keeping. Without the GIL each thread of the interpreter has its own store
- * of memory, and this would be one for all.
+ * A few are kept for the next ones, which saves the interpreter's allocation and half
+ * of the collector's book-keeping. Without the GIL each thread of the interpreter has
+ * its own store of memory, and this would be one for all.
  */
 static PyObject *
 take_spare(struct module_state *state, PyTypeObject *type)
@@ -48,7 +48,8 @@ take_spare(struct module_state *state, PyTypeObject *type)
     return object;
 }
 
-/* True: the memory of a dead object is kept. Of subclasses, whose types die, none is. */
+/* True: the memory of a dead object is kept. Of subclasses, whose types die, none
+   is. */
 static bool
 keep_spare(PyTypeObject *type, PyObject *object)
 {

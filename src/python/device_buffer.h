@@ -38,8 +38,8 @@ extern PyMethodDef device_buffer_methods[];
 extern PyMethodDef device_buffer_copy_methods[];
 extern PyGetSetDef device_buffer_getset[];
 
-/* A new one of `nbytes` bytes of unknown content; `stream` and `mr` as device_memory_init takes
-   them. */
+/* A new one of `nbytes` bytes of unknown content; `stream` and `mr` as
+   device_memory_init takes them. */
 PyObject *device_buffer_make(struct module_state *state, PyTypeObject *type,
                              size_t nbytes, PyObject *stream, PyObject *mr);
 
@@ -47,8 +47,8 @@ PyObject *device_buffer_make(struct module_state *state, PyTypeObject *type,
 PyObject *device_buffer_make_like(struct module_state *state,
                                   const struct device_buffer *other, size_t nbytes);
 
-/* The same with its bytes too: copied in the order of its stream, waited for on the default
-   one only. */
+/* The same with its bytes too: copied in the order of its stream, waited for on the
+   default one only. */
 PyObject *device_buffer_copy(struct module_state *state, struct device_buffer *self);
 
 /* A new one with the bytes of a host buffer. */
@@ -68,9 +68,9 @@ void device_buffer_changed(struct device_buffer *self);
 /* It has memory now where it had none, or had that of `owner`. */
 void device_buffer_has_memory(struct device_buffer *self);
 
-/* Takes the memory of all that have some of `mr`, or of what is over it: the functions that it
-   must go back through are garbage, and so are the buffers. They are empty afterwards. -1 with
-   an error set: nothing has happened. */
+/* Takes the memory of all that have some of `mr`, or of what is over it: the functions
+   that it must go back through are garbage, and so are the buffers. They are empty
+   afterwards. -1 with an error set: nothing has happened. */
 int device_buffers_close(struct module_state *state, nrm_resource *mr);
 
 /* Keeps the Pending of a copy that was not waited for (steals it). */

@@ -158,7 +158,8 @@ check_exports(struct device_buffer *self)
     return -1;
 }
 
-/* Other memory of the same resource, on the buffer's stream, behind what that was given. */
+/* Other memory of the same resource, on the buffer's stream, behind what that was
+   given. */
 static int
 move(struct module_state *state, struct device_buffer *self, size_t nbytes)
 {
@@ -206,7 +207,8 @@ change(struct module_state *state, struct device_buffer *self, size_t nbytes,
     return result;
 }
 
-/* Room for `nbytes`, on the stream of an argument, which is the buffer's from then on. */
+/* Room for `nbytes`, on the stream of an argument, which is the buffer's from then
+   on. */
 static int
 reserve_bytes(struct module_state *state, struct device_buffer *self, size_t nbytes,
               PyObject *stream_object)

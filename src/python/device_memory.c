@@ -2,8 +2,8 @@
  * Memory that one object has, from allocation to deallocation.
  *
  * The object of the resource is held, not the C resource: that is one reference less to
- * count for each buffer, and the object has its resource as long as it lives. It is never let
- * go of before the memory, not by the garbage collector either.
+ * count for each buffer, and the object has its resource as long as it lives. It is
+ * never let go of before the memory, not by the garbage collector either.
  */
 #include "python/device_memory.h"
 
@@ -18,8 +18,8 @@
 #include "python/resource_methods.h"
 #include "python/stream.h"
 
-/* A new reference to a resource that devices can use, or NULL with an error set. What is
-   current is one, or could not have been set. */
+/* A new reference to a resource that devices can use, or NULL with an error set. What
+   is current is one, or could not have been set. */
 static PyObject *
 find_resource(struct module_state *state, PyObject *mr, nrm_resource **out)
 {
@@ -144,8 +144,8 @@ device_memory_let_wait(const struct device_memory *self, uintptr_t handle)
     return status;
 }
 
-/* A callback resource runs Python code here, and so may another library: what that raises has
-   nowhere to go. */
+/* A callback resource runs Python code here, and so may another library: what that
+   raises has nowhere to go. */
 static void
 deallocate(struct device_memory *self)
 {

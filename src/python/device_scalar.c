@@ -112,7 +112,8 @@ value_set(PyObject *object, PyObject *value, void *Py_UNUSED(closure))
     return result;
 }
 
-/* numba-cuda-mlir takes what has `value` and `to_device` for a hint about a host's value. */
+/* numba-cuda-mlir takes what has `value` and `to_device` for a hint about a host's
+   value. */
 static PyObject *
 no_to_device(PyObject *Py_UNUSED(object), void *Py_UNUSED(closure))
 {

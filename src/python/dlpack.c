@@ -1,10 +1,11 @@
 /*
- * Tensors for other libraries, as the DLPack specification (1.0, and 0.8 without versions)
- * lays them out.
+ * Tensors for other libraries, as the DLPack specification (1.0, and 0.8 without
+ * versions) lays them out.
  *
- * One piece of memory has the tensor, its shape and its strides. A consumer lets go of it from
- * any thread, with the interpreter or without, and perhaps when that has ended: then nothing is
- * done any more. The byte offset is always 0, since some consumers do not look at it.
+ * One piece of memory has the tensor, its shape and its strides. A consumer lets go of
+ * it from any thread, with the interpreter or without, and perhaps when that has ended:
+ * then nothing is done any more. The byte offset is always 0, since some consumers do
+ * not look at it.
  */
 #include "python/dlpack.h"
 

@@ -58,7 +58,8 @@ PyObject *dlpack_call(struct module_state *state,
                       const struct dlpack_exporter *exporter, PyObject *object,
                       PyObject *const *args, Py_ssize_t n_args, PyObject *names);
 
-/* The same as a tensor alone, behind which nothing is ordered. NULL with an error set. */
+/* The same as a tensor alone, behind which nothing is ordered. NULL with an error
+   set. */
 struct dlpack_versioned *dlpack_export_unordered(const struct dlpack_source *source);
 
 /* Writes the device where memory is shown unless another one is asked for. */

@@ -1,9 +1,10 @@
 /*
  * DLPack and NumPy: shapes and elements of arrays, and page-locked arrays of the host.
  *
- * NumPy shows every array as ordinary memory of the host. Whether it is page-locked decides
- * how JAX and cuda.core use it, so as_dlpack_pinned() gives an object that says so. What a
- * library takes of it keeps the array alive, and so its memory, as long as NumPy does.
+ * NumPy shows every array as ordinary memory of the host. Whether it is page-locked
+ * decides how JAX and cuda.core use it, so as_dlpack_pinned() gives an object that says
+ * so. What a library takes of it keeps the array alive, and so its memory, as long as
+ * NumPy does.
  */
 #include "python/numpy_api.h"
 

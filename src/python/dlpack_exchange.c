@@ -1,11 +1,13 @@
 /*
- * The C exchange of DLPack 1.3: a table of functions in a capsule, which libraries look up in
- * a type once and call from then on, without a Python object for what they are handed.
+ * The C exchange of DLPack 1.3: a table of functions in a capsule, which libraries look
+ * up in a type once and call from then on, without a Python object for what they are
+ * handed.
  *
- * Nothing is waited for here, by the specification: the consumer asks for the stream that our
- * work runs on and submits its own there. That is the legacy default stream, which our
- * constants mean too; but a copy of ours that runs on another stream is put before it. Memory
- * that was made on another stream is the caller's to order, as with everything submitted to it.
+ * Nothing is waited for here, by the specification: the consumer asks for the stream
+ * that our work runs on and submits its own there. That is the legacy default stream,
+ * which our constants mean too; but a copy of ours that runs on another stream is put
+ * before it. Memory that was made on another stream is the caller's to order, as with
+ * everything submitted to it.
  */
 #include "python/numpy_api.h"
 

@@ -1,10 +1,10 @@
 /*
  * A tensor of another library as a DeviceArray.
  *
- * A buffer over its memory keeps the tensor, and lets go of it in place of giving the memory
- * back. Nothing of it is in the block map: another tensor may stand for the same memory, and
- * it may be ours in the end. What else is asked of the buffer, a copy or more room, is of the
- * resource that new memory of its kind would be of.
+ * A buffer over its memory keeps the tensor, and lets go of it in place of giving the
+ * memory back. Nothing of it is in the block map: another tensor may stand for the same
+ * memory, and it may be ours in the end. What else is asked of the buffer, a copy or
+ * more room, is of the resource that new memory of its kind would be of.
  */
 #include "python/numpy_api.h"
 
@@ -159,7 +159,8 @@ make_view(PyArray_Descr *dtype, int n_dims, npy_intp *shape, npy_intp *strides,
                                 NULL);
 }
 
-/* The buffer of a tensor that came from here; NULL without an error: of one that did not. */
+/* The buffer of a tensor that came from here; NULL without an error: of one that did
+   not. */
 static PyObject *
 find_own_base(struct module_state *state, const struct dlpack_versioned *tensor)
 {

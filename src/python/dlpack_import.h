@@ -7,12 +7,12 @@
 #include "python/dlpack_layout.h"
 #include "python/state.h"
 
-/* A DeviceArray over the tensor's memory, which it owns from now on (stolen, also when NULL
-   is returned with an error set). */
+/* A DeviceArray over the tensor's memory, which it owns from now on (stolen, also when
+   NULL is returned with an error set). */
 PyObject *dlpack_import(struct module_state *state, struct dlpack_versioned *tensor);
 
-/* The resource that new memory at the place of `like` is of: a new reference, or NULL with an
-   error set. */
+/* The resource that new memory at the place of `like` is of: a new reference, or NULL
+   with an error set. */
 PyObject *dlpack_resource_for(struct module_state *state,
                               const struct dlpack_tensor *like);
 

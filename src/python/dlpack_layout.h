@@ -1,5 +1,6 @@
 /*
- * What libraries hand each other, as the DLPack specification (1.3) lays it out in memory.
+ * What libraries hand each other, as the DLPack specification (1.3) lays it out in
+ * memory.
  */
 #ifndef NRM_PYTHON_DLPACK_LAYOUT_H
 #define NRM_PYTHON_DLPACK_LAYOUT_H

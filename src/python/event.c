@@ -1,8 +1,9 @@
 /*
- * Event: an event of the driver, made when it is first recorded, in the context of its stream.
+ * Event: an event of the driver, made when it is first recorded, in the context of its
+ * stream.
  *
- * Waiting detaches from the interpreter, so another thread may record meanwhile: the driver
- * allows that, and the event is never replaced, so nobody's handle goes away.
+ * Waiting detaches from the interpreter, so another thread may record meanwhile: the
+ * driver allows that, and the event is never replaced, so nobody's handle goes away.
  */
 #include "python/event.h"
 

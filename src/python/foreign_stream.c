@@ -2,11 +2,12 @@
  * The CUDA stream protocol, and what libraries had before it.
  *
  * The protocol is called as a method by an interned name, so that a Stream over another
- * library's costs little more than that library's own answer. Objects without it are told by
- * the package that their class, or a base of it, comes from: "ptr" and "handle" are names
- * that many other things have. They count of a class too that is called a stream, as those that
- * wrap or imitate such a library's are. As an AttributeError and a walk along the bases take some
- * microseconds, the types that were met last are known by their version.
+ * library's costs little more than that library's own answer. Objects without it are
+ * told by the package that their class, or a base of it, comes from: "ptr" and "handle"
+ * are names that many other things have. They count of a class too that is called a
+ * stream, as those that wrap or imitate such a library's are. As an AttributeError and
+ * a walk along the bases take some microseconds, the types that were met last are known
+ * by their version.
  */
 #include "python/foreign_stream.h"
 
@@ -15,7 +16,8 @@
 
 #include "python/args.h"
 
-/* What libraries call the handle; Numba's is a ctypes pointer, whose value may be None. */
+/* What libraries call the handle; Numba's is a ctypes pointer, whose value may be
+   None. */
 static const struct library {
     const char
         *package; /* NULL: any other; all but the first need a class called a stream */

@@ -11,8 +11,8 @@
 int foreign_stream_init(struct module_state *state);
 
 /*
- * The handle of an object with __cuda_stream__, or a stream of CuPy, Numba or PyTorch without
- * it. -1 with an error set: TypeError "<allowed>, not <type>" for all else.
+ * The handle of an object with __cuda_stream__, or a stream of CuPy, Numba or PyTorch
+ * without it. -1 with an error set: TypeError "<allowed>, not <type>" for all else.
  */
 int foreign_stream_handle(struct module_state *state, PyObject *object,
                           const char *allowed, uintptr_t *out);

@@ -3,8 +3,9 @@
  *
  * Idle memory is left out of a child (core/left_out.c), live page-locked arrays are
  * copied into it, all at once. Of more than a GiB that is said, while there is still a
- * Python program that can be told: a hook of os.register_at_fork, which forks of C code do
- * not run. Where warnings are errors, os.fork prints the error and forks all the same.
+ * Python program that can be told: a hook of os.register_at_fork, which forks of C code
+ * do not run. Where warnings are errors, os.fork prints the error and forks all the
+ * same.
  */
 #include "python/fork.h"
 

@@ -40,8 +40,9 @@ attach(void *token)
     }
 }
 
-/* Not PyGC_Collect, which does nothing where the program has turned automatic collection
-   off. A pending exception stays pending, and what goes wrong here is shown and forgotten. */
+/* Not PyGC_Collect, which does nothing where the program has turned automatic
+   collection off. A pending exception stays pending, and what goes wrong here is shown
+   and forgotten. */
 static bool
 collect(void)
 {

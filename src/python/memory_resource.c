@@ -303,8 +303,8 @@ resource_traverse(PyObject *object, visitproc visit, void *arg)
     return 0;
 }
 
-/* The upstream stays as long as this one: no circle is of resources alone, and what leads
-   back to one (functions, a dictionary, a list) has a clear of its own. */
+/* The upstream stays as long as this one: no circle is of resources alone, and what
+   leads back to one (functions, a dictionary, a list) has a clear of its own. */
 static int
 resource_clear(PyObject *object)
 {

@@ -32,12 +32,12 @@ PyObject *memory_resource_wrap(struct module_state *state, nrm_resource *mr);
 nrm_resource *memory_resource_get(struct module_state *state, PyObject *object,
                                   const char *name);
 
-/* Keeps `other`, which `self` draws on besides its upstream, as long as `self`. -1 with an
-   error set fails. */
+/* Keeps `other`, which `self` draws on besides its upstream, as long as `self`. -1 with
+   an error set fails. */
 int memory_resource_keep(struct resource_object *self, PyObject *other);
 
-/* Gives up the C resources of all objects over `mr`, whose functions are garbage. -1 with an
-   error set: nothing has happened. */
+/* Gives up the C resources of all objects over `mr`, whose functions are garbage. -1
+   with an error set: nothing has happened. */
 int memory_resources_close(struct module_state *state, nrm_resource *mr);
 
 /* _resource_rows() */

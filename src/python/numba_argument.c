@@ -1,10 +1,10 @@
 /*
  * Arrays as arguments of Numba's kernels.
  *
- * Numba asks each argument for its type at each launch, so the answer is kept. What it then
- * reads of an argument (numpy_rmm/_numba.py sees to it that it reads it of ours as they are)
- * is made of no more than the view: no export, no event, no other object. Only a copy of ours
- * that still runs is put before the launch.
+ * Numba asks each argument for its type at each launch, so the answer is kept. What it
+ * then reads of an argument (numpy_rmm/_numba.py sees to it that it reads it of ours as
+ * they are) is made of no more than the view: no export, no event, no other object.
+ * Only a copy of ours that still runs is put before the launch.
  */
 #include "python/numpy_api.h"
 

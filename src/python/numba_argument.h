@@ -1,6 +1,7 @@
 /*
- * What numba-cuda asks of an argument of a kernel: its type in Numba, and an object with
- * address, shape and strides. Methods and attributes of DeviceArray, and of DeviceBuffer.
+ * What numba-cuda asks of an argument of a kernel: its type in Numba, and an object
+ * with address, shape and strides. Methods and attributes of DeviceArray, and of
+ * DeviceBuffer.
  */
 #ifndef NRM_PYTHON_NUMBA_ARGUMENT_H
 #define NRM_PYTHON_NUMBA_ARGUMENT_H

@@ -1,10 +1,10 @@
 /*
  * Submitting a copy, and the object that stands for it.
  *
- * A copy that nobody waits for must not lose what it reads and writes. Memory of ours is
- * safe by the use that is noted of it; all other memory lives as long as its object. So a
- * Pending that dies too early leaves its objects on a list, from which the next copy, wait
- * or trim takes those that are done.
+ * A copy that nobody waits for must not lose what it reads and writes. Memory of ours
+ * is safe by the use that is noted of it; all other memory lives as long as its object.
+ * So a Pending that dies too early leaves its objects on a list, from which the next
+ * copy, wait or trim takes those that are done.
  */
 #include "python/pending.h"
 

@@ -1,11 +1,12 @@
 /*
  * pin: the whole buffer that an array is a part of, page-locked where it is.
  *
- * The owner is kept from moving its memory as well as alive: a memoryview keeps a bytearray
- * or mmap from being resized or closed, and a weak reference keeps an array from being
- * resized, also with refcheck=False. Both stay until the memory is unlocked, which may be
- * later than close(). The owner stands in the core, owned by the nrm_pin; while the pin is
- * open, only this object's traversal can reach it, so cycles through it are found.
+ * The owner is kept from moving its memory as well as alive: a memoryview keeps a
+ * bytearray or mmap from being resized or closed, and a weak reference keeps an array
+ * from being resized, also with refcheck=False. Both stay until the memory is unlocked,
+ * which may be later than close(). The owner stands in the core, owned by the nrm_pin;
+ * while the pin is open, only this object's traversal can reach it, so cycles through
+ * it are found.
  */
 #include "python/pin.h"
 

@@ -9,7 +9,8 @@
 
 #define PREFETCH_TEXT "device=None, stream=None"
 
-/* For `nbytes` bytes at `ptr` in `memory`; the arguments as PREFETCH_TEXT names them. */
+/* For `nbytes` bytes at `ptr` in `memory`; the arguments as PREFETCH_TEXT names
+   them. */
 PyObject *prefetch_method(struct module_state *state, struct device_memory *memory,
                           const char *ptr, size_t nbytes, PyObject *const *args,
                           Py_ssize_t n_args, PyObject *names);

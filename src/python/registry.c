@@ -222,8 +222,8 @@ find_for_device(struct module_state *state, int device)
     return object;
 }
 
-/* What is kept of the device holds its resource, so an address that is equal is not that of
-   another one. */
+/* What is kept of the device holds its resource, so an address that is equal is not
+   that of another one. */
 static PyObject *
 get_for_device(struct module_state *state, int device)
 {

@@ -11,9 +11,10 @@ extern PyMethodDef resource_methods[];
 extern PyGetSetDef resource_getset[];
 PyObject *resource_repr(PyObject *object);
 
-/* Allocates, and once more after the garbage is gone: cycles may own blocks. An exception of
-   a callback that refused the first time stays set when the second time sets none. Not so
-   where a FailureCallbackResourceAdaptor on the way decides what is done. */
+/* Allocates, and once more after the garbage is gone: cycles may own blocks. An
+   exception of a callback that refused the first time stays set when the second time
+   sets none. Not so where a FailureCallbackResourceAdaptor on the way decides what is
+   done. */
 nrm_status resource_allocate_or_collect(nrm_resource *mr, size_t nbytes,
                                         size_t alignment, nrm_stream *stream,
                                         void **out);

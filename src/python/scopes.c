@@ -1,8 +1,8 @@
 /*
  * Scopes of the calling thread (core/scopes.h): what numpy_rmm.statistics is made of.
  *
- * A scope is known by its number, an int. Nothing here gives the interpreter up: a push or
- * pop waits for nobody.
+ * A scope is known by its number, an int. Nothing here gives the interpreter up: a push
+ * or pop waits for nobody.
  */
 #include "python/scopes.h"
 

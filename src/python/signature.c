@@ -1,7 +1,7 @@
 /*
  * Binding by text signature. A signature is read once, under a lock, into names and
- * counts; binding then compares a handful of short ASCII names, by their addresses where
- * these are interned, as those in the text of a program are.
+ * counts; binding then compares a handful of short ASCII names, by their addresses
+ * where these are interned, as those in the text of a program are.
  */
 #include "python/signature.h"
 

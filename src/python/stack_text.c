@@ -1,6 +1,7 @@
 /*
- * The lines of a Python program that wait for a block, the innermost first, as the traceback
- * module writes them but without the source: that would be read from files at each allocation.
+ * The lines of a Python program that wait for a block, the innermost first, as the
+ * traceback module writes them but without the source: that would be read from files at
+ * each allocation.
  */
 #include "python/stack_text.h"
 

@@ -20,7 +20,8 @@ enum resource_class {
 
 enum { N_SPARE_BUFFERS = 16, N_SPARE_STREAMS = 8, N_FOREIGN_TYPES = 4 };
 
-/* A type of another library whose streams have no protocol (python/foreign_stream.c). */
+/* A type of another library whose streams have no protocol
+   (python/foreign_stream.c). */
 struct foreign_type {
     PyTypeObject *type;   /* borrowed, and perhaps dead: only to be compared */
     unsigned int version; /* its tp_version_tag, which no other state of a type has */
@@ -62,8 +63,8 @@ struct module_state {
     PyObject *wrappers;   /* address of a C resource -> weak reference of its object */
     PyObject *registered; /* name -> the object in the registry, kept alive */
 
-    /* What a device's look-up gave last, kept alive, and buffers that died. Guarded by the
-       critical section of `registered`. */
+    /* What a device's look-up gave last, kept alive, and buffers that died. Guarded by
+       the critical section of `registered`. */
     PyObject *current[NRM__MAX_DEVICES];
     struct {
         PyObject *objects[N_SPARE_BUFFERS];

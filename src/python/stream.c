@@ -6,8 +6,8 @@
  * the per-thread default stream means another stream in each thread: Stream(2) belongs
  * to the thread that makes it, while the constant means the thread that uses it.
  *
- * That object may lead back to the Stream, or to memory that is used in its order. Such a
- * circle the garbage collector does not see: it would end the object, and with it the
+ * That object may lead back to the Stream, or to memory that is used in its order. Such
+ * a circle the garbage collector does not see: it would end the object, and with it the
  * stream, before the memory that is given back on it.
  */
 #include "python/stream_object.h"

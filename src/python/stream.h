@@ -34,12 +34,12 @@ PyObject *stream_from_argument(struct module_state *state, PyObject *object);
 int stream_handle_of_argument(struct module_state *state, PyObject *object,
                               uintptr_t *out);
 
-/* Releases a stream where Python code may run: the object that kept it alive goes at once,
-   not with the next call of ours. */
+/* Releases a stream where Python code may run: the object that kept it alive goes at
+   once, not with the next call of ours. */
 void stream_drop(nrm_stream *stream);
 
-/* That of an open Stream for as long as the interpreter's lock is held; NULL, without an
-   error: it is none, or there is no such lock. */
+/* That of an open Stream for as long as the interpreter's lock is held; NULL, without
+   an error: it is none, or there is no such lock. */
 const nrm_stream *stream_borrow(struct module_state *state, PyObject *object);
 
 /* A Stream over a C stream, which is retained; NULL stands for the default stream. */

@@ -1,8 +1,8 @@
 /*
  * StreamPool: a tuple of Streams and a counter, which threads share without a lock.
  *
- * The streams are made at once, since making one may wait for other calls of the driver: who
- * keeps a pool does not want that later.
+ * The streams are made at once, since making one may wait for other calls of the
+ * driver: who keeps a pool does not want that later.
  */
 #include "python/stream_pool.h"
 

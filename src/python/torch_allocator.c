@@ -1,18 +1,18 @@
 /*
  * PyTorch's memory from the resources of the registry.
  *
- * PyTorch gives a block back by its address and a stream, and by then the current resource
- * may be another one. So what each block came from is kept beside it until its end. A tensor
- * that another stream uses (Tensor.record_stream) goes back as if the host had freed it: the
- * pool waits for the whole context before it hands the block out again, and no stream is made
- * to wait.
+ * PyTorch gives a block back by its address and a stream, and by then the current
+ * resource may be another one. So what each block came from is kept beside it until its
+ * end. A tensor that another stream uses (Tensor.record_stream) goes back as if the
+ * host had freed it: the pool waits for the whole context before it hands the block out
+ * again, and no stream is made to wait.
  *
- * PyTorch takes what is returned without a look: a NULL would be a tensor at address 0. Its
- * caching allocator does look, when it asks for the memory of a MemPool, and tries again after
- * it has let go of what it caches. It is the one who asks while PyTorch's current allocator is
- * still its own. So NULL is the answer then; otherwise c10::Error is thrown, by a function of
- * PyTorch that does no more: it passes through this file, which is compiled for that, while no
- * lock is held.
+ * PyTorch takes what is returned without a look: a NULL would be a tensor at address 0.
+ * Its caching allocator does look, when it asks for the memory of a MemPool, and tries
+ * again after it has let go of what it caches. It is the one who asks while PyTorch's
+ * current allocator is still its own. So NULL is the answer then; otherwise c10::Error
+ * is thrown, by a function of PyTorch that does no more: it passes through this file,
+ * which is compiled for that, while no lock is held.
  */
 #include "python/torch_allocator.h"
 

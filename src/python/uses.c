@@ -1,10 +1,10 @@
 /*
  * record_use: an array or an address, and a stream.
  *
- * An array is walked to the owner of its data, whose address is the start of a block: that
- * is found without a lock. The kinds of streams differ in what is kept of them: a Stream of
- * ours is asked later, when its use matters; any other handle only here and now, while the
- * caller vouches for it.
+ * An array is walked to the owner of its data, whose address is the start of a block:
+ * that is found without a lock. The kinds of streams differ in what is kept of them: a
+ * Stream of ours is asked later, when its use matters; any other handle only here and
+ * now, while the caller vouches for it.
  */
 #include "python/uses.h"
 

@@ -8,7 +8,8 @@
 
 extern PyMethodDef uses_functions[];
 
-/* Names of the streams whose known uses of the block around `ptr` are pending: a tuple. */
+/* Names of the streams whose known uses of the block around `ptr` are pending: a
+   tuple. */
 PyObject *uses_names(const void *ptr);
 
 #endif

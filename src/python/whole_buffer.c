@@ -1,11 +1,11 @@
 /*
  * The whole buffer that an array is a part of, and its owner.
  *
- * A copy must not begin inside what is registered and end outside, so views, memoryviews
- * and arrays over buffers are walked to whoever has the memory: an array that owns its data,
- * or an object with the buffer protocol, also through those that numpy.lib.stride_tricks puts
- * between two arrays. Where the owner cannot tell its size (a capsule, a tensor), the last
- * array on the way is taken for the whole.
+ * A copy must not begin inside what is registered and end outside, so views,
+ * memoryviews and arrays over buffers are walked to whoever has the memory: an array
+ * that owns its data, or an object with the buffer protocol, also through those that
+ * numpy.lib.stride_tricks puts between two arrays. Where the owner cannot tell its size
+ * (a capsule, a tensor), the last array on the way is taken for the whole.
  */
 #include "python/whole_buffer.h"
 

@@ -1,4 +1,5 @@
-/* The whole buffer that an array, or another object with the buffer protocol, is a part of. */
+/* The whole buffer that an array, or another object with the buffer protocol, is a part
+   of. */
 #ifndef NRM_PYTHON_WHOLE_BUFFER_H
 #define NRM_PYTHON_WHOLE_BUFFER_H
 
@@ -15,11 +16,13 @@ struct whole_buffer {
     PyObject *owner; /* what keeps it alive and in place: a new reference */
 };
 
-/* -1 with an error set: of Python objects, of several pieces, or of memory that is gone. */
+/* -1 with an error set: of Python objects, of several pieces, or of memory that is
+   gone. */
 int whole_buffer_of(PyObject *object, struct whole_buffer *out);
 
-/* The array behind an object that stands between two: a memoryview, or what has it in `base`,
-   as the objects of numpy.lib.stride_tricks. NULL, without an error: there is none. New. */
+/* The array behind an object that stands between two: a memoryview, or what has it in
+   `base`, as the objects of numpy.lib.stride_tricks. NULL, without an error: there is
+   none. New. */
 PyObject *whole_buffer_array_behind(PyObject *object);
 
 #endif

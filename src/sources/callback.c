@@ -4,9 +4,9 @@
  * What they return is checked, since a handler promises alignment and NumPy relies on
  * it. Page-locked and managed blocks are retired like those of our own sources, so that
  * their functions, too, are called only when the GPU is done. Functions that need an
- * interpreter serve no array: they are called in place, in the thread that gives back. They
- * are not told of an alignment either: where it is more than their kind has, they are asked for
- * so much more that it lies in what they return.
+ * interpreter serve no array: they are called in place, in the thread that gives back.
+ * They are not told of an alignment either: where it is more than their kind has, they
+ * are asked for so much more that it lies in what they return.
  */
 #include <stdio.h>
 

@@ -1,10 +1,10 @@
 /*
- * CudaAsyncMemoryResource: device memory in the order of streams, of a memory pool of the
- * driver that belongs to the resource.
+ * CudaAsyncMemoryResource: device memory in the order of streams, of a memory pool of
+ * the driver that belongs to the resource.
  *
- * What was freed stays in the pool at a synchronisation up to the release threshold, which
- * is without a limit unless it is given: the driver's own default of 0 would map and unmap
- * memory all the time.
+ * What was freed stays in the pool at a synchronisation up to the release threshold,
+ * which is without a limit unless it is given: the driver's own default of 0 would map
+ * and unmap memory all the time.
  */
 #include "sources/in_order.h"
 

@@ -1,13 +1,13 @@
 /*
- * CudaAsyncManagedMemoryResource: managed memory in the order of streams, of the device's
- * default pool of managed memory, which drivers have since CUDA 13.0.
+ * CudaAsyncManagedMemoryResource: managed memory in the order of streams, of the
+ * device's default pool of managed memory, which drivers have since CUDA 13.0.
  *
- * That pool is the whole process's: it is not destroyed, and its release threshold is raised
- * to no limit, since each release and return moves pages. It must not reuse what another
- * stream has still to free, by making ours wait: an array would wait for a GPU that may wait
- * for the host. The host may touch a block when the
- * stream that it was allocated on has been waited for; one that was asked for without a
- * stream, as arrays are, at once.
+ * That pool is the whole process's: it is not destroyed, and its release threshold is
+ * raised to no limit, since each release and return moves pages. It must not reuse what
+ * another stream has still to free, by making ours wait: an array would wait for a GPU
+ * that may wait for the host. The host may touch a block when the stream that it was
+ * allocated on has been waited for; one that was asked for without a stream, as arrays
+ * are, at once.
  */
 #include "sources/in_order.h"
 

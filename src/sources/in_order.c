@@ -1,14 +1,14 @@
 /*
  * Memory in the order of streams, from a memory pool of the driver.
  *
- * A caller with a stream gets what the driver gives to that stream, and frees on it; the
- * driver knows when others may have the memory. A caller without one is the host, or a pool
- * that will hand pieces to any stream: its memory comes over a stream of ours which is
- * waited for, so that it is anybody's, and goes back when all work submitted before is done
- * (core/uses.h).
+ * A caller with a stream gets what the driver gives to that stream, and frees on it;
+ * the driver knows when others may have the memory. A caller without one is the host,
+ * or a pool that will hand pieces to any stream: its memory comes over a stream of ours
+ * which is waited for, so that it is anybody's, and goes back when all work submitted
+ * before is done (core/uses.h).
  *
- * The driver's pool is found at the first request, and again after a reset of the context:
- * what the old one held is gone, and it is never named again.
+ * The driver's pool is found at the first request, and again after a reset of the
+ * context: what the old one held is gone, and it is never named again.
  */
 #include "sources/in_order.h"
 
@@ -206,8 +206,8 @@ struct call {
     nrm_stream *stream;
 };
 
-/* Whether there can never be so much: no driver is asked for that, as nobody says what one does
-   with managed memory beyond all that there is. */
+/* Whether there can never be so much: no driver is asked for that, as nobody says what
+   one does with managed memory beyond all that there is. */
 static bool
 is_absurd(const struct nrm__cuda_scope *scope, const nrm_resource *mr, size_t nbytes)
 {
@@ -262,7 +262,8 @@ static const struct nrm__driver_way way = {
     .check = check,
 };
 
-/* Whether memory came back that nobody had a stream for: it is free when ours is done. */
+/* Whether memory came back that nobody had a stream for: it is free when ours is
+   done. */
 static bool
 take_back(nrm_resource *mr)
 {
@@ -281,8 +282,8 @@ take_back(nrm_resource *mr)
     return true;
 }
 
-/* A default stream means another one in each context, and to the driver's pool that of a
-   primary one. Where the program has others it gets what is anybody's. */
+/* A default stream means another one in each context, and to the driver's pool that of
+   a primary one. Where the program has others it gets what is anybody's. */
 static bool
 is_one_of_many(const nrm_stream *stream)
 {
@@ -331,8 +332,8 @@ give_now(nrm_resource *mr, const struct nrm__block *block, nrm_stream *stream)
     nrm__attach(token);
 }
 
-/* Whether the driver knows the stream by its handle, here and now: that of a default stream
-   means another one in each context or thread, and after a reset none. */
+/* Whether the driver knows the stream by its handle, here and now: that of a default
+   stream means another one in each context or thread, and after a reset none. */
 static bool
 can_be_named(const nrm_stream *stream)
 {

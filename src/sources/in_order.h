@@ -1,6 +1,7 @@
 /*
- * What the sources share that allocate and free in the order of streams, of a memory pool
- * of the driver: a pool of their own, somebody else's, or the device's for managed memory.
+ * What the sources share that allocate and free in the order of streams, of a memory
+ * pool of the driver: a pool of their own, somebody else's, or the device's for managed
+ * memory.
  */
 #ifndef NRM_SOURCES_IN_ORDER_H
 #define NRM_SOURCES_IN_ORDER_H

@@ -1,5 +1,5 @@
-/* What the sources share whose addresses come from the driver: device, managed and those
- * in the order of streams. */
+/* What the sources share whose addresses come from the driver: device, managed and
+ * those in the order of streams. */
 #ifndef NRM_SOURCES_ON_DEVICE_H
 #define NRM_SOURCES_ON_DEVICE_H
 

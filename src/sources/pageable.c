@@ -1,10 +1,11 @@
 /*
  * Ordinary memory for devices that share the page tables of the process, or follow them
- * (pageableMemoryAccess): pages migrate between host and devices as those of managed memory
- * do, which is the kind these sources have.
+ * (pageableMemoryAccess): pages migrate between host and devices as those of managed
+ * memory do, which is the kind these sources have.
  *
- * A block is a mapping of its own, of whole pages, since it is pages that migrate. One that
- * is given back waits until all work submitted before is done: then it is unmapped.
+ * A block is a mapping of its own, of whole pages, since it is pages that migrate. One
+ * that is given back waits until all work submitted before is done: then it is
+ * unmapped.
  */
 #include "sources/pageable.h"
 

@@ -1,6 +1,6 @@
 /*
- * What the two sources share that give ordinary memory to devices which read and write that
- * in place.
+ * What the two sources share that give ordinary memory to devices which read and write
+ * that in place.
  */
 #ifndef NRM_SOURCES_PAGEABLE_H
 #define NRM_SOURCES_PAGEABLE_H
@@ -9,8 +9,8 @@
 #include "cuda/context.h"
 #include "nrm/sources.h"
 
-/* Makes one, not published yet. NRM_CUDA_UNAVAILABLE also where it is known by now that the
-   device cannot. */
+/* Makes one, not published yet. NRM_CUDA_UNAVAILABLE also where it is known by now that
+   the device cannot. */
 nrm_status nrm__pageable_create(const struct nrm__ops *ops,
                                 const nrm_device_options *options, size_t struct_nbytes,
                                 nrm_resource **out);

@@ -191,9 +191,9 @@ map_touched(size_t nbytes, size_t alignment, void **out)
 }
 
 /*
- * Maps and registers. The driver remembers what somebody unmapped without unregistering it,
- * and refuses addresses that we got in its place: these are set aside for good, as copies of
- * theirs would go to the old pages.
+ * Maps and registers. The driver remembers what somebody unmapped without unregistering
+ * it, and refuses addresses that we got in its place: these are set aside for good, as
+ * copies of theirs would go to the old pages.
  */
 static nrm_status
 map_registered(const struct nrm__cuda_scope *scope, size_t nbytes, size_t alignment,

@@ -1,11 +1,11 @@
 /*
- * SamHeadroomMemoryResource: ordinary memory for GPUs, of which so much is advised to be in
- * the memory of the device as leaves a headroom free there, for libraries that allocate
- * without us.
+ * SamHeadroomMemoryResource: ordinary memory for GPUs, of which so much is advised to
+ * be in the memory of the device as leaves a headroom free there, for libraries that
+ * allocate without us.
  *
- * A block is advised about when it is made, by what is free then: its first bytes to the
- * device, the rest to the host. The advice belongs to the pages and is taken back before
- * they go to somebody else.
+ * A block is advised about when it is made, by what is free then: its first bytes to
+ * the device, the rest to the host. The advice belongs to the pages and is taken back
+ * before they go to somebody else.
  */
 
 #include "base/bits.h"

@@ -1,4 +1,5 @@
-/* What the addresses of a process allow, asked beforehand: Valgrind has fewer than Linux. */
+/* What the addresses of a process allow, asked beforehand: Valgrind has fewer than
+   Linux. */
 #ifndef ADDRESSES_H
 #define ADDRESSES_H
 

@@ -1,5 +1,5 @@
-/* A pool over a source that stays when the pool is gone, and threads that use it: the base of
-   test_cache.c and test_cache_ends.c. */
+/* A pool over a source that stays when the pool is gone, and threads that use it: the
+   base of test_cache.c and test_cache_ends.c. */
 #ifndef NRM_TESTS_CACHED_POOL_H
 #define NRM_TESTS_CACHED_POOL_H
 

@@ -1,6 +1,6 @@
 /*
- * A pool of device memory and streams of every kind that are captured into graphs: the base
- * of test_pool_capture.c and test_pool_capture_held.c.
+ * A pool of device memory and streams of every kind that are captured into graphs: the
+ * base of test_pool_capture.c and test_pool_capture_held.c.
  */
 #ifndef NRM_TESTS_CAPTURED_POOL_H
 #define NRM_TESTS_CAPTURED_POOL_H
@@ -185,8 +185,8 @@ end(const struct kind *kind, const nrm_stream *stream)
 
 /* ---- a graph that is launched when the owners of its memory have gone ---- */
 
-/* A graph that fills a block, copies it to another one and that to a place of `seen`. The
-   blocks are freed inside the capture, or after it. */
+/* A graph that fills a block, copies it to another one and that to a place of `seen`.
+   The blocks are freed inside the capture, or after it. */
 static inline nrm_CUgraphExec
 capture_program(const struct kind *kind, nrm_stream *stream, bool frees_inside)
 {
@@ -207,8 +207,8 @@ capture_program(const struct kind *kind, nrm_stream *stream, bool frees_inside)
     return exec;
 }
 
-/* Launches it while others take whatever memory they get, write to it behind a hold, and
-   find their own bytes there. Returns how often there were wrong ones. */
+/* Launches it while others take whatever memory they get, write to it behind a hold,
+   and find their own bytes there. Returns how often there were wrong ones. */
 static inline int
 launch_among_others(nrm_CUgraphExec exec, nrm_stream *stream, int n)
 {

@@ -1,31 +1,31 @@
-/* A test printer in a header of its own. A test program is a list of TEST functions and CHECK_MAIN;
-   it prints TAP (one `ok` or `not ok` line a test, the plan last), so that pytest, `prove`
-   and a person can read it, and exits 0 only when every test passed.
+/* A test printer in a header of its own. A test program is a list of TEST functions and
+   CHECK_MAIN; it prints TAP (one `ok` or `not ok` line a test, the plan last), so that
+   pytest, `prove` and a person can read it, and exits 0 only when every test passed.
 
        #include "check.h"
 
        TEST(addition_is_exact)
        {
-           CHECK(1 + 1 == 2);                  // goes on after a failure, is a bool itself
-           CHECK_EQ(sum(2, 2), 4);             // prints both values
-           REQUIRE(pointer != NULL);           // leaves the test function
+           CHECK(1 + 1 == 2);          // goes on after a failure, is a bool itself
+           CHECK_EQ(sum(2, 2), 4);     // prints both values
+           REQUIRE(pointer != NULL);   // leaves the test function
        }
 
        static const struct { const char *name; int in, out; } doubles[] = {
            {"zero", 0, 0}, {"one", 1, 2},
        };
-       TEST_EACH(doubling, doubles)            // a line for each row, named by its first field
+       TEST_EACH(doubling, doubles)    // a line a row, named by its first field
        {
            CHECK_EQ(2 * row->in, row->out);
        }
 
        CHECK_MAIN
 
-   `./test_x` runs all, `./test_x word…` those with a word in their name, `--list` names them.
-   Checks may be made in any thread; SKIP and REQUIRE return from the function they stand in.
-   A test that runs longer than CHECK_TIMEOUT seconds (environment; 120) or dies by a signal
-   ends the program with a line that names it. Nothing here allocates, so that the heap under
-   test is the program's own. */
+   `./test_x` runs all, `./test_x word…` those with a word in their name, `--list` names
+   them. Checks may be made in any thread; SKIP and REQUIRE return from the function
+   that they stand in. A test that runs longer than CHECK_TIMEOUT seconds (environment;
+   120) or dies by a signal ends the program with a line that names it. Nothing here
+   allocates, so that the heap under test is the program's own. */
 
 #ifndef CHECK_H
 #define CHECK_H
@@ -56,7 +56,7 @@
 #define CHECK__CALLED __attribute__((noinline, unused))
 #define CHECK__PRINTF(text, first) __attribute__((format(printf, text, first)))
 
-/* ---- what a program looks like ------------------------------------------------------- */
+/* ---- what a program looks like --------------------------------------------------- */
 
 struct check__test {
     const char *name;
@@ -106,16 +106,17 @@ struct check__test {
         return check__main(argc, argv);                                                \
     }
 
-/* ---- checks: each is an expression, true when it held -------------------------------- */
+/* ---- checks: each is an expression, true when it held ---------------------------- */
 
 #define CHECK(condition) check__true((condition), #condition, __FILE__, __LINE__)
 
-/* The same, with words of your own: CHECK_MSG(n < 9, "n is %zu in round %d", n, round) */
+/* The same, with words of your own: CHECK_MSG(n < 9, "n is %zu in round %d", n,
+   round) */
 #define CHECK_MSG(condition, ...)                                                      \
     check__message((condition), __FILE__, __LINE__, __VA_ARGS__)
 
-/* Integers of any type, booleans, enumerators, doubles and pointers. Signed and unsigned
-   are compared by value: CHECK_EQ(-1, SIZE_MAX) fails. */
+/* Integers of any type, booleans, enumerators, doubles and pointers. Signed and
+   unsigned are compared by value: CHECK_EQ(-1, SIZE_MAX) fails. */
 #define CHECK_EQ(a, b) CHECK__COMPARE(a, #a, "==", b, #b)
 #define CHECK_NE(a, b) CHECK__COMPARE(a, #a, "!=", b, #b)
 #define CHECK_LT(a, b) CHECK__COMPARE(a, #a, "<", b, #b)
@@ -148,7 +149,8 @@ struct check__test {
         }                                                                              \
     } while (0)
 
-/* For calls that return an nrm_status: prints both names and the last error's message. */
+/* For calls that return an nrm_status: prints both names and the last error's
+   message. */
 #define CHECK_STATUS(call, expected)                                                   \
     __extension__({                                                                    \
         nrm_status check__got = (call);                                                \
@@ -171,7 +173,8 @@ struct check__test {
         return;                                                                        \
     } while (0)
 
-/* Runs `function` in a forked child; its failed checks are ours, and so is its death. */
+/* Runs `function` in a forked child; its failed checks are ours, and so is its
+   death. */
 #define CHECK_IN_CHILD(function)                                                       \
     check__in_child((function), #function, __FILE__, __LINE__)
 
@@ -182,7 +185,7 @@ struct check__test {
 /* A remark, shown with the test's result. */
 #define NOTE(...) check__note(__VA_ARGS__)
 
-/* ---- how it works -------------------------------------------------------------------- */
+/* ---- how it works ---------------------------------------------------------------- */
 
 enum { CHECK__SHOWN_FAILURES = 20, CHECK__MAX_THREADS = 256 };
 
@@ -334,10 +337,10 @@ check__skip(const char *format, ...)
     va_end(args);
 }
 
-/* ---- children and threads ------------------------------------------------------------ */
+/* ---- children and threads -------------------------------------------------------- */
 
-/* A child that ends in the midst of things has leaks, which Valgrind would look for in all that
-   the parent had: for minutes, where much of that is not in the child. */
+/* A child that ends in the midst of things has leaks, which Valgrind would look for in
+   all that the parent had: for minutes, where much of that is not in the child. */
 static inline void
 check__let_leaks_be(void)
 {
@@ -440,7 +443,8 @@ check_threads(unsigned n, void (*function)(unsigned index, void *arg), void *arg
     pthread_barrier_destroy(&start);
 }
 
-/* A repeatable stream of numbers for random walks; seed with any constant (xorshift64*). */
+/* A repeatable stream of numbers for random walks; seed with any constant
+   (xorshift64*). */
 static inline uint64_t
 check_random(uint64_t *state)
 {
@@ -452,7 +456,7 @@ check_random(uint64_t *state)
     return x * 0x2545f4914f6cdd1du;
 }
 
-/* ---- the run ------------------------------------------------------------------------- */
+/* ---- the run --------------------------------------------------------------------- */
 
 /* Only async-signal-safe calls: the heap may be what broke. */
 static inline void

@@ -1,5 +1,5 @@
-/* Values of any scalar type, for check.h: how they compare, whatever their types, and how they
-   are shown. */
+/* Values of any scalar type, for check.h: how they compare, whatever their types, and
+   how they are shown. */
 
 #ifndef CHECK_VALUES_H
 #define CHECK_VALUES_H

@@ -1,5 +1,5 @@
-/* A machine that looks for races, with what small programs need to make some: two streams that
-   nothing orders but a program, and memory of each kind. */
+/* A machine that looks for races, with what small programs need to make some: two
+   streams that nothing orders but a program, and memory of each kind. */
 #ifndef NRM_TESTS_CHECKED_MACHINE_H
 #define NRM_TESTS_CHECKED_MACHINE_H
 

@@ -1,5 +1,5 @@
-/* A program that copies between a GPU (simulated) and blocks of a resource, and a stream
-   that can be held, so that its copies stay pending. */
+/* A program that copies between a GPU (simulated) and blocks of a resource, and a
+   stream that can be held, so that its copies stay pending. */
 
 #ifndef COPIES_H
 #define COPIES_H
@@ -130,9 +130,9 @@ is_among_next(nrm_resource *mr, const void *ptr, int n)
     return again;
 }
 
-/* A block of `mr` that dies under a pending copy: it does not come back before the copy is
-   done, the copy sees its own bytes, and then it does come back. `n` blocks of `nbytes` are
-   taken meanwhile, and at most `n_all` afterwards. */
+/* A block of `mr` that dies under a pending copy: it does not come back before the copy
+   is done, the copy sees its own bytes, and then it does come back. `n` blocks of
+   `nbytes` are taken meanwhile, and at most `n_all` afterwards. */
 static inline void
 copies_check_held(struct copies *copies, nrm_resource *mr, size_t nbytes, int n,
                   int n_all)

@@ -1,4 +1,5 @@
-/* The simulated driver by itself, opened as a program opens a driver, with its controls. */
+/* The simulated driver by itself, opened as a program opens a driver, with its
+   controls. */
 #ifndef NRM_TESTS_CUDASIM_MACHINE_H
 #define NRM_TESTS_CUDASIM_MACHINE_H
 

@@ -1,7 +1,8 @@
 /*
- * A pool of device memory on the simulated driver, for programs that compare bytes: a stream
- * that works on a block is held, the block is freed, and somebody else gets it and
- * overwrites it. What the first stream reads when it goes on must be what was there.
+ * A pool of device memory on the simulated driver, for programs that compare bytes: a
+ * stream that works on a block is held, the block is freed, and somebody else gets it
+ * and overwrites it. What the first stream reads when it goes on must be what was
+ * there.
  */
 #ifndef NRM_TESTS_DEVICE_POOL_H
 #define NRM_TESTS_DEVICE_POOL_H
@@ -131,7 +132,8 @@ has_seen(int i, unsigned char value)
     return has_all(seen + (size_t)i * BLOCK, BLOCK, value);
 }
 
-/* Makes a block one of 7s, which work on the stream that waits for `aside` is going to read. */
+/* Makes a block one of 7s, which work on the stream that waits for `aside` is going to
+   read. */
 static inline void
 use_behind(nrm_CUstream handle, void *ptr, const nrm_stream *aside)
 {

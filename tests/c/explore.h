@@ -1,10 +1,11 @@
-/* Every schedule of a small program, on the simulated driver that checks the order of things.
+/* Every schedule of a small program, on the simulated driver that checks the order of
+   things.
 
        static void first(void)
        {
-           explore_step();                     // the core is called: others may go first
+           explore_step();             // the core is called: others may go first
            ptr = allocate(pool, N);
-           explore_submit(stream);             // of this stream alone
+           explore_submit(stream);     // of this stream alone
            cuda.cuMemsetD8Async(…, stream);
        }
        static const struct explore_program program = {
@@ -13,15 +14,16 @@
        explore(&program, NRM_CUDASIM_CHECK_ON, &result);
 
    What can go one way or another is: which thread goes on where one calls the driver to
-   submit, record, ask, wait or free, and at each step of the program; and what the driver
-   answers where both can be, that work is done or that it is not. A program is run anew for
-   each schedule, and threads go on one at a time. That a stream goes on commutes with
-   all that does not ask for it, so it happens only where an answer needs it. Submissions to
-   two streams that nothing orders commute, too: sleep sets leave out the second order. What
-   is left over are states: points at which something was decided, and ends.
+   submit, record, ask, wait or free, and at each step of the program; and what the
+   driver answers where both can be, that work is done or that it is not. A program is
+   run anew for each schedule, and threads go on one at a time. That a stream goes on
+   commutes with all that does not ask for it, so it happens only where an answer needs
+   it. Submissions to two streams that nothing orders commute, too: sleep sets leave out
+   the second order. What is left over are states: points at which something was
+   decided, and ends.
 
-   What threads do between two such points is not interrupted; the tests with free threads,
-   under ThreadSanitizer, see to that. */
+   What threads do between two such points is not interrupted; the tests with free
+   threads, under ThreadSanitizer, see to that. */
 #ifndef NRM_TESTS_EXPLORE_H
 #define NRM_TESTS_EXPLORE_H
 
@@ -90,8 +92,8 @@ explore__commute(uintptr_t a, uintptr_t b)
            (a != b && a != EXPLORE_CORE && b != EXPLORE_CORE);
 }
 
-/* The thread goes on. Of those that were tried in its place before, or that slept already,
-   the ones sleep whose next step commutes with its. */
+/* The thread goes on. Of those that were tried in its place before, or that slept
+   already, the ones sleep whose next step commutes with its. */
 static inline void
 explore__fall_asleep(unsigned set, unsigned chosen)
 {
@@ -110,7 +112,8 @@ explore__lowest(unsigned set)
     return (unsigned)__builtin_ctz(set);
 }
 
-/* One of the set that is as yet undecided; the others would be another schedule again. */
+/* One of the set that is as yet undecided; the others would be another schedule
+   again. */
 static inline unsigned
 explore__decide(bool is_answer, unsigned enabled)
 {
@@ -224,8 +227,8 @@ explore_step(void)
     }
 }
 
-/* The next call is the program's own, about this stream, which the legacy stream does not
-   order. */
+/* The next call is the program's own, about this stream, which the legacy stream does
+   not order. */
 static inline void
 explore_submit(nrm_CUstream stream)
 {

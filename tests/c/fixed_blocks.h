@@ -1,10 +1,10 @@
 /*
- * Blocks of one size in device memory on the simulated driver, by themselves, as bins and
- * under adaptors.
+ * Blocks of one size in device memory on the simulated driver, by themselves, as bins
+ * and under adaptors.
  *
- * A stream that reads a block is held when the block is freed; whoever has the block next
- * overwrites it. What the stream reads when it goes on must be what was there. A resource
- * that is full has an upstream with room for its blocks and for nothing else.
+ * A stream that reads a block is held when the block is freed; whoever has the block
+ * next overwrites it. What the stream reads when it goes on must be what was there. A
+ * resource that is full has an upstream with room for its blocks and for nothing else.
  */
 #ifndef NRM_TESTS_FIXED_BLOCKS_H
 #define NRM_TESTS_FIXED_BLOCKS_H
@@ -60,7 +60,8 @@ source_of(size_t n_blocks)
     return limiting_over(device_source(), n_blocks * block_nbytes);
 }
 
-/* The chunk is aligned to a page of the block map, which a pool has to make room for. */
+/* The chunk is aligned to a page of the block map, which a pool has to make room
+   for. */
 static inline nrm_resource *
 pool_of(size_t n_blocks)
 {

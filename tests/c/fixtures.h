@@ -1,5 +1,6 @@
 /* What several test programs need: sources, one that counts among them, patterns, a
-   reproducible stream of random numbers, and starting the core as the extension does. */
+   reproducible stream of random numbers, and starting the core as the extension
+   does. */
 #ifndef NRM_TESTS_FIXTURES_H
 #define NRM_TESTS_FIXTURES_H
 
@@ -13,7 +14,8 @@
 #include "nrm/registry.h"
 #include "nrm/sources.h"
 
-/* A C callback source over the C heap that counts what it gave, with an optional limit. */
+/* A C callback source over the C heap that counts what it gave, with an optional
+   limit. */
 struct counting {
     atomic_size_t n_live, n_allocated;
     atomic_size_t live_nbytes;
@@ -219,7 +221,8 @@ next_random(uint64_t *state)
     return *state;
 }
 
-/* Writes a pattern that depends on `key` into the first, the last and every 61st byte. */
+/* Writes a pattern that depends on `key` into the first, the last and every 61st
+   byte. */
 static inline void
 write_pattern(void *ptr, size_t nbytes, unsigned key)
 {

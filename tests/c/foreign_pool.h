@@ -1,6 +1,6 @@
 /*
- * Device memory in a process that has contexts of its own making, and no primary one unless a
- * test makes it: the base of test_foreign_contexts.c and test_foreign_ends.c.
+ * Device memory in a process that has contexts of its own making, and no primary one
+ * unless a test makes it: the base of test_foreign_contexts.c and test_foreign_ends.c.
  */
 #ifndef NRM_TESTS_FOREIGN_POOL_H
 #define NRM_TESTS_FOREIGN_POOL_H
@@ -35,7 +35,8 @@ has_primary(void)
     return active != 0;
 }
 
-/* A pool in the only context, of so many blocks; 0: it begins with none, or ends nowhere. */
+/* A pool in the only context, of so many blocks; 0: it begins with none, or ends
+   nowhere. */
 static inline void
 start_on(const struct nrm_cudasim_config *config, size_t n_first, size_t n_last)
 {
@@ -79,7 +80,8 @@ end_context(void)
 
 /* ---- on what it is freed ---- */
 
-/* A stream of the program's context, or what stands for one, with a way to free on it. */
+/* A stream of the program's context, or what stands for one, with a way to free on
+   it. */
 enum freed_on { ON_DEFAULT, ON_LEGACY, ON_PER_THREAD, ON_THEIRS, ON_OURS, BY_HOST };
 
 static const struct {
@@ -119,8 +121,8 @@ worker_of(const nrm_stream *stream)
     return stream != NULL ? handle_of(stream) : NRM_CU_STREAM_LEGACY;
 }
 
-/* Makes a block one of 7s, which work on the stream is going to read. That waits for another
-   stream, which is held: any thread can let it go. */
+/* Makes a block one of 7s, which work on the stream is going to read. That waits for
+   another stream, which is held: any thread can let it go. */
 static inline void
 use_behind_aside(void *ptr, nrm_stream *stream)
 {

@@ -1,7 +1,7 @@
 /*
- * A fork, for test_left_out.c: what the kernel's own table says of a range, in this process
- * or at the moment of the fork, and scenes in which every other block was given back to
- * resources over page-locked memory.
+ * A fork, for test_left_out.c: what the kernel's own table says of a range, in this
+ * process or at the moment of the fork, and scenes in which every other block was given
+ * back to resources over page-locked memory.
  */
 #ifndef NRM_TESTS_FORK_SCENES_H
 #define NRM_TESTS_FORK_SCENES_H

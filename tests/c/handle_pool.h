@@ -1,6 +1,6 @@
 /*
- * A pool of device memory whose users name streams by bare handles, each call through an
- * object of its own: the base of test_cache_others.c.
+ * A pool of device memory whose users name streams by bare handles, each call through
+ * an object of its own: the base of test_cache_others.c.
  */
 #ifndef NRM_TESTS_HANDLE_POOL_H
 #define NRM_TESTS_HANDLE_POOL_H
@@ -89,8 +89,8 @@ put_in_use(nrm_CUstream handle, const nrm_stream *aside)
     return ptr;
 }
 
-/* The only block that is free was freed before it was read: whoever has it now overwrites it
-   on a stream that must wait for `aside` (which lets the reader go). */
+/* The only block that is free was freed before it was read: whoever has it now
+   overwrites it on a stream that must wait for `aside` (which lets the reader go). */
 static inline void
 check_waits(void *used, nrm_CUstream handle, const nrm_stream *aside)
 {

@@ -1,5 +1,5 @@
-/* Pools of ordinary memory, and which of its pages are present: the base of test_pool.c and
-   test_pool_zeros.c. */
+/* Pools of ordinary memory, and which of its pages are present: the base of test_pool.c
+   and test_pool_zeros.c. */
 #ifndef NRM_TESTS_HOST_POOL_H
 #define NRM_TESTS_HOST_POOL_H
 

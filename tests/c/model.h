@@ -1,6 +1,7 @@
-/* A resource against a naive model of it: a table of the blocks that live. A random walk
-   from a seed allocates, resizes, gives back, looks addresses up, gives wrong ones back and
-   trims; after every step the resource checks itself whole, and the two agree. */
+/* A resource against a naive model of it: a table of the blocks that live. A random
+   walk from a seed allocates, resizes, gives back, looks addresses up, gives wrong ones
+   back and trims; after every step the resource checks itself whole, and the two
+   agree. */
 
 #ifndef MODEL_H
 #define MODEL_H
@@ -119,7 +120,8 @@ model__deallocate(struct model *model, struct model_block *block)
     block->ptr = NULL;
 }
 
-/* An address in the block, or a little beside it: the resource knows it as the model. */
+/* An address in the block, or a little beside it: the resource knows it as the
+   model. */
 static inline void
 model__look_up(struct model *model, const struct model_block *block)
 {

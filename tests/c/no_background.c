@@ -1,5 +1,5 @@
-/* The background thread, for programs whose schedules are explored: there is none, as it
-   would come in at any time. What it does, allocations and trims do as well. */
+/* The background thread, for programs whose schedules are explored: there is none, as
+   it would come in at any time. What it does, allocations and trims do as well. */
 #include "core/background.h"
 
 void

@@ -1,6 +1,6 @@
 /*
- * A program whose copies are noted as uses of the blocks of a pool, or are not: the base of
- * test_known_uses.c.
+ * A program whose copies are noted as uses of the blocks of a pool, or are not: the
+ * base of test_known_uses.c.
  */
 #ifndef NRM_TESTS_NOTED_POOL_H
 #define NRM_TESTS_NOTED_POOL_H
@@ -91,8 +91,8 @@ copy_on_handle(struct scene *scene, nrm_CUstream handle)
              NRM_CUDA_SUCCESS);
 }
 
-/* The freed block does not come back before its copy is done, for which `held` is let go,
-   and the copy sees the ones; then it does. */
+/* The freed block does not come back before its copy is done, for which `held` is let
+   go, and the copy sees the ones; then it does. */
 static inline void
 check_waits(struct scene *scene, nrm_CUstream held)
 {

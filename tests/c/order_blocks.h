@@ -1,8 +1,9 @@
 /*
  * Stream order on the simulated driver, for programs that compare bytes.
  *
- * A stream that works on a block is held, the block is freed, and another stream takes it
- * and overwrites it. What the first stream reads when it goes on must be what was there.
+ * A stream that works on a block is held, the block is freed, and another stream takes
+ * it and overwrites it. What the first stream reads when it goes on must be what was
+ * there.
  */
 #ifndef NRM_TESTS_ORDER_BLOCKS_H
 #define NRM_TESTS_ORDER_BLOCKS_H

@@ -1,6 +1,6 @@
 /*
- * A pool of device memory and programs whose streams free and allocate its blocks: the base
- * of test_pool_order.c and test_pool_order_streams.c.
+ * A pool of device memory and programs whose streams free and allocate its blocks: the
+ * base of test_pool_order.c and test_pool_order_streams.c.
  */
 #ifndef NRM_TESTS_ORDERED_POOL_H
 #define NRM_TESTS_ORDERED_POOL_H
@@ -32,7 +32,8 @@ start(size_t nbytes)
     pool = pool_of(device_source(), nbytes, NRM_REUSE_DEFAULT, NRM_ON_EXHAUSTED_ERROR);
 }
 
-/* A block of 7s that the stream, held, is about to read when it is freed on `freed_on`. */
+/* A block of 7s that the stream, held, is about to read when it is freed on
+   `freed_on`. */
 static inline void *
 use_and_free(nrm_stream *stream, int i, nrm_stream *freed_on)
 {

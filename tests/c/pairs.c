@@ -1,6 +1,6 @@
-/* What tests/test_instructions.py counts the instructions of: pairs of an allocation and a
-   free, after a few of them to warm up, and a few other calls. One function a case, each
-   called once from main. Memory of the driver is that of the simulated one.
+/* What tests/test_instructions.py counts the instructions of: pairs of an allocation
+   and a free, after a few of them to warm up, and a few other calls. One function a
+   case, each called once from main. Memory of the driver is that of the simulated one.
 
        pairs N        does N pairs of every case */
 #include <stdio.h>

@@ -1,4 +1,5 @@
-/* A pool whose threads keep something: the base of test_cache_races.c and test_cache_walk.c. */
+/* A pool whose threads keep something: the base of test_cache_races.c and
+   test_cache_walk.c. */
 #ifndef NRM_TESTS_RACED_POOL_H
 #define NRM_TESTS_RACED_POOL_H
 

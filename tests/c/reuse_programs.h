@@ -1,6 +1,6 @@
-/* Small programs that use memory of pools on streams, free it with work pending, and take
-   memory again, for tests that explore their schedules (explore.h). Nothing is wrong with
-   them: whatever the GPU does when, nobody gets what it still uses. */
+/* Small programs that use memory of pools on streams, free it with work pending, and
+   take memory again, for tests that explore their schedules (explore.h). Nothing is
+   wrong with them: whatever the GPU does when, nobody gets what it still uses. */
 #ifndef NRM_TESTS_REUSE_PROGRAMS_H
 #define NRM_TESTS_REUSE_PROGRAMS_H
 

@@ -1,5 +1,5 @@
-/* What small programs have whose schedules are explored (explore.h): a pool of some kind, streams,
-   and steps that take blocks, work on them and give them back. */
+/* What small programs have whose schedules are explored (explore.h): a pool of some
+   kind, streams, and steps that take blocks, work on them and give them back. */
 #ifndef NRM_TESTS_REUSE_STEPS_H
 #define NRM_TESTS_REUSE_STEPS_H
 

@@ -100,7 +100,8 @@ make_route(void)
     return mr;
 }
 
-/* Its segments are no whole pages, and lie inside others': every look-up takes a lock. */
+/* Its segments are no whole pages, and lie inside others': every look-up takes a
+   lock. */
 static inline nrm_resource *
 make_overlay(void)
 {

@@ -1,5 +1,5 @@
-/* A resource that has slabs and nothing else; each chunk is a mapping of its own, counted, and
-   may be refused. */
+/* A resource that has slabs and nothing else; each chunk is a mapping of its own,
+   counted, and may be refused. */
 #ifndef NRM_TESTS_SLAB_OWNER_H
 #define NRM_TESTS_SLAB_OWNER_H
 

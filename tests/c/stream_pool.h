@@ -1,6 +1,7 @@
 /*
- * A pool whose blocks threads keep for streams, and a block that work on a stream is going to
- * read when it is freed: the base of test_cache_streams.c and test_cache_streams_shared.c.
+ * A pool whose blocks threads keep for streams, and a block that work on a stream is
+ * going to read when it is freed: the base of test_cache_streams.c and
+ * test_cache_streams_shared.c.
  */
 #ifndef NRM_TESTS_STREAM_POOL_H
 #define NRM_TESTS_STREAM_POOL_H

@@ -222,8 +222,8 @@ SAME_FIELD_OF(CUmemPoolProps, usage);
 #define nrm_CUmem_advise CUmem_advise
 #define nrm_CUmem_range_attribute CUmem_range_attribute
 
-/* From 13.0 on cuda.h has other prototypes under these names. Every driver since the first
- * ones has those too. */
+/* From 13.0 on cuda.h has other prototypes under these names. Every driver since the
+ * first ones has those too. */
 #if CUDA_VERSION >= 13000
 #include <cudaTypedefs.h>
 #undef cuMemcpyBatchAsync
@@ -238,7 +238,8 @@ extern __typeof__(*(PFN_cuCtxCreate_v3020)NULL) cuCtxCreate_v2;
 NRM_CUDA_ALL_CALLS(X)
 #undef X
 
-/* The toolkit names each prototype by its version: the one that the row must ask for. */
+/* The toolkit names each prototype by its version: the one that the row must ask
+   for. */
 #if __has_include(<cudaTypedefs.h>)
 #include <cudaTypedefs.h>
 #define X(name, symbol, version, required, result, arguments)                          \
@@ -253,7 +254,8 @@ NRM_CUDA_ALL_CALLS(X)
 #define TEXT_(x) #x
 #define TEXT(x) TEXT_(x)
 
-/* What later versions do in another way, and drivers of all versions also in this one. */
+/* What later versions do in another way, and drivers of all versions also in this
+   one. */
 static bool
 is_older(const char *name)
 {

@@ -1,5 +1,5 @@
-/* Growth ahead of demand: when the background thread grows a pool, how far, and what ends
-   it. */
+/* Growth ahead of demand: when the background thread grows a pool, how far, and what
+   ends it. */
 #include <semaphore.h>
 #include <string.h>
 

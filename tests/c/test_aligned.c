@@ -1,4 +1,5 @@
-/* Alignment by an adaptor: of large blocks, over any resource, or with a reason why not. */
+/* Alignment by an adaptor: of large blocks, over any resource, or with a reason why
+   not. */
 #include "base/bits.h"
 #include "fixtures.h"
 #include "nrm/adaptors.h"

@@ -1,5 +1,5 @@
-/* ArenaMemoryResource: all memory at once and no more later, and the report of a request
-   that fails. */
+/* ArenaMemoryResource: all memory at once and no more later, and the report of a
+   request that fails. */
 #include "copies.h"
 #include "model.h"
 

@@ -1,5 +1,5 @@
-/* BinningMemoryResource: who serves a request, who gets it back, and that bins may be added
-   while others allocate. */
+/* BinningMemoryResource: who serves a request, who gets it back, and that bins may be
+   added while others allocate. */
 #include "copies.h"
 #include "model.h"
 #include "nrm/adaptors.h"

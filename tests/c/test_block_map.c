@@ -1,5 +1,6 @@
-/* Addresses that are handed out again while an older owner of them is still in the map: as after
-   a reset of a context, where the driver gives to others what a pool holds on to. */
+/* Addresses that are handed out again while an older owner of them is still in the map:
+   as after a reset of a context, where the driver gives to others what a pool holds on
+   to. */
 #include "core/block_map.h"
 #include "fixtures.h"
 #include "nrm/pools.h"

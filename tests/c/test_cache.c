@@ -1,7 +1,7 @@
-/* What threads keep for themselves, one thing at a time: what a trim makes of it, how it gets
-   from thread to thread, and what the short way refuses. The end of threads and pools, and
-   what is counted, are in test_cache_ends.c, what happens at the same time in
-   test_cache_races.c. */
+/* What threads keep for themselves, one thing at a time: what a trim makes of it, how
+   it gets from thread to thread, and what the short way refuses. The end of threads and
+   pools, and what is counted, are in test_cache_ends.c, what happens at the same time
+   in test_cache_races.c. */
 #include <limits.h>
 #include <string.h>
 
@@ -204,8 +204,8 @@ TEST(a_block_that_was_cut_in_place_is_kept_among_those_of_its_size)
 
 /* ---- from thread to thread ---- */
 
-/* Blocks that one thread makes and another frees: what it has too many of is on the way back
-   when the pool ends, or is trimmed. */
+/* Blocks that one thread makes and another frees: what it has too many of is on the way
+   back when the pool ends, or is trimmed. */
 static const struct way_end {
     const char *name;
     bool trims;

@@ -1,5 +1,5 @@
-/* What threads keep for themselves: what the end of a thread and the end of a pool make of it,
-   and that all of it is counted. */
+/* What threads keep for themselves: what the end of a thread and the end of a pool make
+   of it, and that all of it is counted. */
 #include <limits.h>
 
 #include "base/bits.h"
@@ -117,8 +117,9 @@ after_its_thread(struct pooled *pooled, struct left *left)
     free_left(left);
 }
 
-/* Frees a few blocks in every round of destructors that there is, but for the last one where
-   ThreadSanitizer has forgotten the thread by then. The state of the thread goes before. */
+/* Frees a few blocks in every round of destructors that there is, but for the last one
+   where ThreadSanitizer has forgotten the thread by then. The state of the thread goes
+   before. */
 #define N_LATE_ROUNDS (PTHREAD_DESTRUCTOR_ITERATIONS - IS_TSAN)
 
 static pthread_key_t late_key;
@@ -274,7 +275,8 @@ expect_out(struct expected *expected, size_t nbytes)
     expected->count--;
 }
 
-/* In place what it grows by counts as allocated; a copy is a second block for a moment. */
+/* In place what it grows by counts as allocated; a copy is a second block for a
+   moment. */
 static void
 expect_resize(struct expected *expected, size_t old_nbytes, size_t nbytes, bool moved)
 {

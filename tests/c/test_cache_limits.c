@@ -109,7 +109,8 @@ TEST(one_large_block_is_kept)
     nrm_resource_release(mr);
 }
 
-/* Nothing looks for it on the short way only to have it brought back from the thread. */
+/* Nothing looks for it on the short way only to have it brought back from the
+   thread. */
 TEST(a_pair_of_a_large_block_takes_no_lock)
 {
     nrm_resource *mr = pool_over(host_source(), 0);

@@ -1,9 +1,9 @@
-/* What threads keep for streams of others, which are known by the driver's number of them:
-   device pools on the simulated driver, which counts a fault for every call on a handle that
-   is none any more.
+/* What threads keep for streams of others, which are known by the driver's number of
+   them: device pools on the simulated driver, which counts a fault for every call on a
+   handle that is none any more.
 
-   Where a test compares bytes, work on the stream waits for `aside`, which is held when the
-   block is freed, and what it reads when it goes on must be what was there. */
+   Where a test compares bytes, work on the stream waits for `aside`, which is held when
+   the block is freed, and what it reads when it goes on must be what was there. */
 #include "core/order_slots.h"
 #include "device_pool.h"
 #include "handle_pool.h"
@@ -218,8 +218,8 @@ TEST(what_a_search_takes_from_its_thread_is_recorded_there)
 
 /* ---- captures ---- */
 
-/* The block is the graph's, the capture is not broken, and nothing that was kept before goes
-   into it. */
+/* The block is the graph's, the capture is not broken, and nothing that was kept before
+   goes into it. */
 TEST(a_capture_that_begins_between_a_pair_keeps_the_block)
 {
     nrm_CUgraph graph = NULL;
@@ -404,8 +404,8 @@ value_of(int k)
     return (unsigned char)(1 + k);
 }
 
-/* A stream whose work waits for the slow one, and is pending when it is gone: it writes a
-   block, and reads what is there then. */
+/* A stream whose work waits for the slow one, and is pending when it is gone: it writes
+   a block, and reads what is there then. */
 static void
 live_shortly(const struct crowd_work *work, int i)
 {

@@ -1,5 +1,5 @@
-/* What threads keep for themselves, while others are at it: wrong frees at the same moment,
-   trims under hot loops, forks, and the end of threads and of pools. */
+/* What threads keep for themselves, while others are at it: wrong frees at the same
+   moment, trims under hot loops, forks, and the end of threads and of pools. */
 #include <sched.h>
 
 #include "base/bits.h"
@@ -89,8 +89,8 @@ TEST_EACH(of_two_frees_at_the_same_time_one_wins, size_cases)
 
 static atomic_bool publishes;
 
-/* Blocks of more than a thread counts for itself alone: it publishes at each step. Between
-   pairs it leaves time for a look. */
+/* Blocks of more than a thread counts for itself alone: it publishes at each step.
+   Between pairs it leaves time for a look. */
 static void
 publish_all_the_time(void *unused)
 {
@@ -241,7 +241,8 @@ trim_in_loop(void *unused)
     }
 }
 
-/* The segment that it gets for a block is free, and a trim takes it, before the block does. */
+/* The segment that it gets for a block is free, and a trim takes it, before the block
+   does. */
 TEST(a_request_finds_memory_though_others_trim_all_the_time)
 {
     enum { N_TRIMMERS = 4 };

@@ -1,10 +1,10 @@
-/* What threads keep of memory that streams order, and of memory that nobody orders: device
-   pools, and page-locked and managed ones with immediate reuse, on the simulated driver. What
-   other streams and threads get of it is in test_cache_streams_shared.c.
+/* What threads keep of memory that streams order, and of memory that nobody orders:
+   device pools, and page-locked and managed ones with immediate reuse, on the simulated
+   driver. What other streams and threads get of it is in test_cache_streams_shared.c.
 
    A block is "kept" when it was freed on the short way. Where a test compares bytes, a
-   stream that works on the block is held when it is freed, and what it reads when it goes
-   on must be what was there. */
+   stream that works on the block is held when it is freed, and what it reads when it
+   goes on must be what was there. */
 #include "base/bits.h"
 #include "core/order.h"
 #include "core/uses.h"
@@ -99,7 +99,8 @@ TEST(a_thread_keeps_blocks_of_several_sizes_and_streams_apart)
 }
 
 /* The host's frees are behind every stream, and it waits for none. */
-/* Requests of about a size share blocks, in a pool that need not hold what exactly fits. */
+/* Requests of about a size share blocks, in a pool that need not hold what exactly
+   fits. */
 TEST(a_block_serves_the_next_request_of_about_its_size)
 {
     static const size_t sizes[] = {2100, 9000, 20000, 63000};

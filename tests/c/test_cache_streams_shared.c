@@ -1,5 +1,6 @@
-/* What a thread keeps of memory that streams order, when others want it: other streams, other
-   threads, a trim, a full pool. Blocks and bytes are as in test_cache_streams.c. */
+/* What a thread keeps of memory that streams order, when others want it: other streams,
+   other threads, a trim, a full pool. Blocks and bytes are as in
+   test_cache_streams.c. */
 #include "base/bits.h"
 #include "core/order.h"
 #include "device_pool.h"
@@ -21,8 +22,8 @@ put_in_use(nrm_stream *stream, const nrm_stream *aside)
     return ptr;
 }
 
-/* The only block that is free was freed before it was read: whoever has it now overwrites it
-   on a stream that must wait for `aside` (which `lets` the reader go). */
+/* The only block that is free was freed before it was read: whoever has it now
+   overwrites it on a stream that must wait for `aside` (which `lets` the reader go). */
 static void
 check_waits(void *used, nrm_stream *stream, const nrm_stream *aside)
 {
@@ -160,7 +161,8 @@ static const struct ending {
     {"kept by another, trimmed", true, true},
 };
 
-/* The next stream has the address of the object and the handle of the one that is gone. */
+/* The next stream has the address of the object and the handle of the one that is
+   gone. */
 TEST_EACH(a_stream_that_ends_leaves_its_kept_blocks_behind_its_last_event, endings)
 {
     struct worker worker;

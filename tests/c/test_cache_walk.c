@@ -1,5 +1,5 @@
-/* A random walk of four threads that allocate, resize, free and hand blocks to each other,
-   against a model of what lives. */
+/* A random walk of four threads that allocate, resize, free and hand blocks to each
+   other, against a model of what lives. */
 #include "base/bits.h"
 #include "pools/pool.h"
 #include "raced_pool.h"

@@ -1,5 +1,5 @@
-/* Blocks that die while a capture goes on belong to its graph: they come back when that is
-   gone, whoever frees them, and not before. */
+/* Blocks that die while a capture goes on belong to its graph: they come back when that
+   is gone, whoever frees them, and not before. */
 #include <pthread.h>
 #include <string.h>
 

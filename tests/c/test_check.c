@@ -1,5 +1,6 @@
-/* The test printer itself: a check that cannot fail would make every other test worthless.
-   What must fail does so in a child, whose failures are wanted and not counted here. */
+/* The test printer itself: a check that cannot fail would make every other test
+   worthless. What must fail does so in a child, whose failures are wanted and not
+   counted here. */
 
 #include "check.h"
 

@@ -1,6 +1,6 @@
-/* The checker of the simulated driver: small programs, as other libraries would write them,
-   and whether what they do with memory is in order. Nothing here depends on what the GPU
-   does first. */
+/* The checker of the simulated driver: small programs, as other libraries would write
+   them, and whether what they do with memory is in order. Nothing here depends on what
+   the GPU does first. */
 #include "checked_machine.h"
 
 /* ---- the host and a stream ---- */

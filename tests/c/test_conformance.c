@@ -1,6 +1,6 @@
-/* What holds for every resource: a line for each row of resources.def, which is made here as
-   its maker says, over every source if it has an upstream. tests/test_conformance.py does the
-   same from Python, where no maker is needed. */
+/* What holds for every resource: a line for each row of resources.def, which is made
+   here as its maker says, over every source if it has an upstream.
+   tests/test_conformance.py does the same from Python, where no maker is needed. */
 #include <stdatomic.h>
 
 #include "core/uses.h"
@@ -418,7 +418,8 @@ struct thread {
     int index;
 };
 
-/* Takes a block, puts it where another thread finds it, and gives back what it finds. */
+/* Takes a block, puts it where another thread finds it, and gives back what it
+   finds. */
 static void *
 exchange_blocks(void *argument)
 {
@@ -459,8 +460,8 @@ TEST_EACH(four_threads_give_back_what_others_took, rows)
 
 /* ---- streams --------------------------------------------------------------------- */
 
-/* Same, other, default and per-thread, and none at all: the host. The checker sees whoever
-   touches memory too early, the host with what it is handed out included. */
+/* Same, other, default and per-thread, and none at all: the host. The checker sees
+   whoever touches memory too early, the host with what it is handed out included. */
 static void
 check_streams(nrm_resource *mr)
 {

@@ -1,5 +1,5 @@
-/* Copies between strided arrays: what calls they become, and on the simulated driver that
-   each byte arrives where it should, and no other byte changes. */
+/* Copies between strided arrays: what calls they become, and on the simulated driver
+   that each byte arrives where it should, and no other byte changes. */
 #include <string.h>
 
 #include "core/transfer.h"

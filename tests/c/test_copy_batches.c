@@ -1,5 +1,5 @@
-/* Copies in many pieces: when they go to the driver as batches, what that orders, and what
-   becomes of batches that are refused or fail. The pieces are rows in reverse. */
+/* Copies in many pieces: when they go to the driver as batches, what that orders, and
+   what becomes of batches that are refused or fail. The pieces are rows in reverse. */
 #include <string.h>
 
 #include "base/error.h"

@@ -1,6 +1,6 @@
 /* Copies where there are several devices: by which calls they are made, that each byte
-   arrives and comes after what it should, and what becomes of calls that a driver refuses.
-   Memory is that of pools, which is open to its own device alone. */
+   arrives and comes after what it should, and what becomes of calls that a driver
+   refuses. Memory is that of pools, which is open to its own device alone. */
 #include <string.h>
 
 #include "base/error.h"

@@ -1,5 +1,5 @@
-/* The sources over a memory pool of the driver: their own, somebody else's, and the one of
-   managed memory. */
+/* The sources over a memory pool of the driver: their own, somebody else's, and the one
+   of managed memory. */
 #include "streams.h"
 
 #include "core/hooks.h"
@@ -382,8 +382,8 @@ TEST_EACH(memory_of_another_threads_stream_waits_for_that, kinds)
 
 /* ---- pools over them ------------------------------------------------------------- */
 
-/* A pool hands the pieces of a segment to any stream, so what it takes must be anybody's,
-   and what it gives back nobody's. */
+/* A pool hands the pieces of a segment to any stream, so what it takes must be
+   anybody's, and what it gives back nobody's. */
 TEST_EACH(a_pool_over_it_keeps_every_order, kinds)
 {
     struct nrm_cudasim_config config = simulator_checked();
@@ -416,8 +416,8 @@ TEST_EACH(a_pool_over_it_keeps_every_order, kinds)
     stop(mr);
 }
 
-/* The simulated driver orders a stream behind the free of what it gets, and no more: what a
-   program does not order itself is seen. */
+/* The simulated driver orders a stream behind the free of what it gets, and no more:
+   what a program does not order itself is seen. */
 TEST(a_use_that_the_free_does_not_follow_is_seen)
 {
     struct nrm_cudasim_config config = simulator_checked();

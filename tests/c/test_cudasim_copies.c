@@ -1,4 +1,5 @@
-/* Batches and boxes on the simulated driver: what tests/gpu/rules/ cannot ask of a real one. */
+/* Batches and boxes on the simulated driver: what tests/gpu/rules/ cannot ask of a real
+   one. */
 #include "cudasim_machine.h"
 
 enum { N = 4, NBYTES = 256 };

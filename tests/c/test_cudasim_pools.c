@@ -1,5 +1,5 @@
-/* Memory pools of the simulated driver: what tests/gpu/rules cannot ask of one device, and what
-   a real driver lets pass or crashes of. */
+/* Memory pools of the simulated driver: what tests/gpu/rules cannot ask of one device,
+   and what a real driver lets pass or crashes of. */
 #include "cudasim_machine.h"
 
 static nrm_CUmemoryPool

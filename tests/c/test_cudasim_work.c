@@ -1,5 +1,5 @@
-/* Work on the simulated driver: streams that are held, one operation at a time, in any order
- * that a seed gives; captures and the graphs that they make. */
+/* Work on the simulated driver: streams that are held, one operation at a time, in any
+ * order that a seed gives; captures and the graphs that they make. */
 #include "cudasim_machine.h"
 
 /* ---- time ------------------------------------------------------------------------ */

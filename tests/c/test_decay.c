@@ -263,7 +263,8 @@ TEST(pages_of_free_blocks_go_back_from_between_live_ones)
 {
     nrm_resource *mr = pool_with_decay("50 ms");
     leave_holes(mr);
-    /* A hole of 12 MiB has up to 2 MiB at each end that belong to a huge page of others. */
+    /* A hole of 12 MiB has up to 2 MiB at each end that belong to a huge page of
+       others. */
     holes_empty(3, N_LARGE / 3 * 4 * NRM__MIB);
     CHECK_GE(reserved_nbytes(mr), (int64_t)(N_LARGE * LARGE)); /* addresses stay */
     nrm__pool_check(mr);

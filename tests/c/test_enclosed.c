@@ -1,4 +1,5 @@
-/* Whether all that keeps a resource alive is known, and which resources are over which. */
+/* Whether all that keeps a resource alive is known, and which resources are over
+   which. */
 #include "fixtures.h"
 
 #include "core/enclosed.h"

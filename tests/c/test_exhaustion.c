@@ -64,8 +64,8 @@ random_nbytes(uint64_t *state)
     return 1 + next_random(state) % bounds[next_random(state) % 5];
 }
 
-/* A request after which, when it failed, the pool is whole and the same request works as
-   soon as the upstream does. */
+/* A request after which, when it failed, the pool is whole and the same request works
+   as soon as the upstream does. */
 static void
 request(nrm_resource *mr, struct failing *failing, struct slot *slot, size_t nbytes)
 {

@@ -1,11 +1,12 @@
-/* The failure callback: asked when there is no memory, as long as it says to try again. */
+/* The failure callback: asked when there is no memory, as long as it says to try
+   again. */
 #include "base/bits.h"
 #include "core/ops.h"
 #include "fixtures.h"
 #include "nrm/adaptors.h"
 
-/* Frees up to `n_frees` blocks, one a call, the last ones first, and says whether there was
-   one. */
+/* Frees up to `n_frees` blocks, one a call, the last ones first, and says whether there
+   was one. */
 struct helper {
     nrm_resource *pool;
     void *blocks[4];

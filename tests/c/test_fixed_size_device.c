@@ -1,5 +1,5 @@
-/* Blocks of one size in device memory: which sizes and alignments there are, what a thread
-   keeps of them, and what is done without the driver. */
+/* Blocks of one size in device memory: which sizes and alignments there are, what a
+   thread keeps of them, and what is done without the driver. */
 #include "fixed_blocks.h"
 
 static const struct {

@@ -1,4 +1,5 @@
-/* Blocks of one size in memory that a GPU may touch, with copies pending on a simulated one. */
+/* Blocks of one size in memory that a GPU may touch, with copies pending on a simulated
+   one. */
 #include "base/bits.h"
 #include "copies.h"
 #include "fixed_size.h"

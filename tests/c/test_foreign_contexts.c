@@ -1,6 +1,6 @@
-/* Device memory in contexts that are not primary: what was freed becomes done when the work
-   there is, on whatever stream it was freed, and nothing waits for work that there cannot
-   be. */
+/* Device memory in contexts that are not primary: what was freed becomes done when the
+   work there is, on whatever stream it was freed, and nothing waits for work that there
+   cannot be. */
 #include "foreign_pool.h"
 
 TEST_EACH(what_is_freed_becomes_done_without_a_wait, ways)
@@ -231,8 +231,8 @@ TEST_EACH(a_capture_in_their_context_is_left_alone, ways)
     end_context();
 }
 
-/* What is freed by the host waits for an event of the whole context, which no stream of it may
-   see while it is captured. */
+/* What is freed by the host waits for an event of the whole context, which no stream of
+   it may see while it is captured. */
 TEST(a_capture_that_was_announced_is_left_alone)
 {
     start(1, 1);

@@ -1,5 +1,5 @@
-/* Device memory in contexts that are not primary when something ends: such a context, which may
-   at any time, a stream, a pool of the driver, the driver. */
+/* Device memory in contexts that are not primary when something ends: such a context,
+   which may at any time, a stream, a pool of the driver, the driver. */
 #include "foreign_pool.h"
 
 /* ---- the end of a context ---- */
@@ -79,7 +79,8 @@ TEST_EACH(the_reset_of_another_device_says_nothing_about_it, ways)
     end_context();
 }
 
-/* Each with contexts of its own, one after the other, which it ends with work pending. */
+/* Each with contexts of its own, one after the other, which it ends with work
+   pending. */
 static void *
 come_and_go(void *unused)
 {

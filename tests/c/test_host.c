@@ -1,5 +1,5 @@
-/* HostMemoryResource: alignment, huge pages, what is given back, threads and forks. How its
-   blocks are resized is in test_host_resize.c. */
+/* HostMemoryResource: alignment, huge pages, what is given back, threads and forks. How
+   its blocks are resized is in test_host_resize.c. */
 #include "base/bits.h"
 #include "check.h"
 #include "core/ops.h"

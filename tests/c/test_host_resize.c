@@ -136,8 +136,8 @@ TEST(a_growth_that_is_refused_leaves_the_block)
     nrm_resource_release(mr);
 }
 
-/* Whether pages of two mappings do not move as the kernel says it; Valgrind says that there
-   is no memory. */
+/* Whether pages of two mappings do not move as the kernel says it; Valgrind says that
+   there is no memory. */
 static bool
 is_split_told(void)
 {

@@ -51,8 +51,8 @@ TEST_EACH(under_immediate_nothing_is_noted, copies_kinds)
     scene_end(&scene);
 }
 
-/* Work on `stream` waits behind the held stream of the program, which the end of `stream`
-   does not let go. */
+/* Work on `stream` waits behind the held stream of the program, which the end of
+   `stream` does not let go. */
 static void
 put_behind(struct copies *copies, nrm_CUstream stream)
 {

@@ -1,6 +1,6 @@
-/* What a fork leaves out of the child: seen at the moment of the fork, from the child, and in
-   the parent afterwards. The simulated driver locks no pages, so nothing is copied here at
-   once; what the kernel was told is read from its own table. */
+/* What a fork leaves out of the child: seen at the moment of the fork, from the child,
+   and in the parent afterwards. The simulated driver locks no pages, so nothing is
+   copied here at once; what the kernel was told is read from its own table. */
 #include <errno.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -218,8 +218,8 @@ TEST_EACH(a_block_does_not_grow_into_what_a_child_lacks, growing)
 
 /* ---- addresses ---- */
 
-/* Ordinary memory that the child takes lies elsewhere: pools of the parent's still describe
-   what was there. */
+/* Ordinary memory that the child takes lies elsewhere: pools of the parent's still
+   describe what was there. */
 static void
 takes_other_addresses(void)
 {
@@ -354,8 +354,8 @@ TEST(other_memory_is_let_be)
     nrm_resource_release(scene.mr);
 }
 
-/* Memory of cuMemHostAlloc is a mapping of the driver's, which the kernel does not copy, and
-   would not let come back: MADV_DOFORK is refused for it. */
+/* Memory of cuMemHostAlloc is a mapping of the driver's, which the kernel does not
+   copy, and would not let come back: MADV_DOFORK is refused for it. */
 TEST(memory_of_the_driver_is_let_be)
 {
     simulator_start(NULL);
@@ -470,8 +470,8 @@ allocates_and_frees(unsigned index, struct work *work)
 
 static struct work *the_work;
 
-/* In a process of one thread, whose parent has several. What is given back to a source starts
-   another one. */
+/* In a process of one thread, whose parent has several. What is given back to a source
+   starts another one. */
 static void
 reads_what_is_held(void)
 {

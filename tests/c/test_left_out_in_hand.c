@@ -1,6 +1,6 @@
-/* A fork while a thread is in the driver, which page-locks memory or unlocks it: what is in
-   that thread's hands is left out of the child like what is idle, and is whole in the
-   parent. See test_left_out.c for the rest. */
+/* A fork while a thread is in the driver, which page-locks memory or unlocks it: what
+   is in that thread's hands is left out of the child like what is idle, and is whole in
+   the parent. See test_left_out.c for the rest. */
 #include "fork_scenes.h"
 #include "nrm/uses.h"
 #include "workers.h"
@@ -83,8 +83,8 @@ release(void)
     simulator_check_faults();
 }
 
-/* The driver has one of the blocks, or two: the background thread unlocks them too. Others
-   wait for their turn. */
+/* The driver has one of the blocks, or two: the background thread unlocks them too.
+   Others wait for their turn. */
 TEST(what_is_being_unlocked_is_not_in_the_child)
 {
     for (size_t i = 0; i < 2; i++) {

@@ -1,5 +1,5 @@
-/* What threads keep and park of page-locked pools at a fork: as idle as what is free, for the
-   child, and untouched in the parent. See test_left_out.c for the rest. */
+/* What threads keep and park of page-locked pools at a fork: as idle as what is free,
+   for the child, and untouched in the parent. See test_left_out.c for the rest. */
 #include "core/cache.h"
 #include "fork_scenes.h"
 #include "nrm/uses.h"
@@ -158,7 +158,8 @@ TEST_EACH(what_another_thread_has_is_not_in_the_child, keeping)
     end_with_worker();
 }
 
-/* A fork cannot ask threads for what they have: they would have more the next moment. */
+/* A fork cannot ask threads for what they have: they would have more the next
+   moment. */
 TEST_EACH(neither_is_what_it_frees_while_the_fork_begins, keeping)
 {
     begin_with_worker(row);
@@ -346,7 +347,8 @@ add_kept(nrm_resource *pool, const struct nrm__cell *cell)
     kept_nbytes_seen += atomic_load(&block->capacity) - 2 * PAGE;
 }
 
-/* With all locks held: whatever threads have now is left out, and other memory besides. */
+/* With all locks held: whatever threads have now is left out, and other memory
+   besides. */
 static void
 compare(void)
 {

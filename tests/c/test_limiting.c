@@ -357,7 +357,8 @@ enum { N_THREADS = 4, N_ROUNDS = 30000, N_HELD = 4, SHARE = 16384 };
 
 static atomic_int n_at_work;
 
-/* A source that adds up what is out, as the limiter counts, and keeps the highest sum. */
+/* A source that adds up what is out, as the limiter counts, and keeps the highest
+   sum. */
 struct gauge {
     atomic_size_t out, highest;
 };
@@ -483,7 +484,8 @@ enum { CAN_STEP = true };
 enum { CAN_STEP = false };
 #endif
 
-/* The same without luck: a child asks, and is looked at after each of its instructions. */
+/* The same without luck: a child asks, and is looked at after each of its
+   instructions. */
 static void
 asks_too_much_and_exits(nrm_resource *mr)
 {

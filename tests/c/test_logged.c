@@ -1,4 +1,5 @@
-/* Requests past a log: on the short way of what is behind it, each noted and counted once. */
+/* Requests past a log: on the short way of what is behind it, each noted and counted
+   once. */
 #include "base/bits.h"
 #include "core/log.h"
 #include "core/ops.h"

@@ -1,4 +1,5 @@
-/* NUMA by system calls, for which one node is enough, and pools where there are several. */
+/* NUMA by system calls, for which one node is enough, and pools where there are
+   several. */
 
 #include "fixtures.h"
 

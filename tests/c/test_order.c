@@ -1,5 +1,5 @@
-/* Stream order: the schedules by which memory was handed out too early, in pools before this
-   one and in the model of this one. */
+/* Stream order: the schedules by which memory was handed out too early, in pools before
+   this one and in the model of this one. */
 #include "order_blocks.h"
 
 /* ---- one stream and another ---- */
@@ -84,7 +84,8 @@ TEST(what_the_host_frees_is_ordered_by_the_contexts)
 
 /* ---- the schedules of the model ---- */
 
-/* RMM 2489: B has recorded before, takes over what A has freed, and C looks at B's event. */
+/* RMM 2489: B has recorded before, takes over what A has freed, and C looks at B's
+   event. */
 TEST(what_was_merged_into_a_list_after_its_event_is_not_covered_by_it)
 {
     start(NULL);
@@ -160,7 +161,8 @@ TEST(what_is_freed_after_a_record_is_not_covered_by_it)
 
 /* ---- between a call of the driver and what is made of its answer ---- */
 
-/* The driver's table is filled once and read by everybody; here one entry is changed. */
+/* The driver's table is filled once and read by everybody; here one entry is
+   changed. */
 static nrm_cuStreamQuery_fn *real_query;
 static nrm_cuEventRecord_fn *real_record;
 static void (*meanwhile)(void);

@@ -1,5 +1,5 @@
-/* Stream order where a stream, a context or the driver does not go on as it should, and in
-   many threads at a time. */
+/* Stream order where a stream, a context or the driver does not go on as it should, and
+   in many threads at a time. */
 #include "order_blocks.h"
 
 enum { N_THREADS = 3, N_STREAMS = 3 };

@@ -1,5 +1,5 @@
-/* Stream order of streams that are not simply there: that go away, are known by a handle only,
-   belong to a thread, or are on several devices. */
+/* Stream order of streams that are not simply there: that go away, are known by a
+   handle only, belong to a thread, or are on several devices. */
 #include "order_blocks.h"
 
 #include <sched.h>
@@ -177,7 +177,8 @@ TEST_EACH(what_is_let_go_of_without_the_handle_is_behind_the_context, lates)
     stop();
 }
 
-/* The event of the context says nothing about what is freed on the stream afterwards. */
+/* The event of the context says nothing about what is freed on the stream
+   afterwards. */
 TEST(a_stream_of_others_goes_on_after_an_event_of_its_context)
 {
     start(NULL);
@@ -346,8 +347,8 @@ TEST(nobody_adopts_for_the_per_thread_stream_of_another_thread)
 
 /* ---- several devices ---- */
 
-/* RMM 1333: the event belongs to the stream's device, not to the memory's, nor to the one
-   that happens to be current. */
+/* RMM 1333: the event belongs to the stream's device, not to the memory's, nor to the
+   one that happens to be current. */
 static const struct where {
     const char *name;
     int stream, current;

@@ -1,5 +1,6 @@
-/* Ranges in one another, as callbacks over pools over callbacks make them: which one is the
-   innermost around an address, whatever lies beside and in whichever order they go. */
+/* Ranges in one another, as callbacks over pools over callbacks make them: which one is
+   the innermost around an address, whatever lies beside and in whichever order they
+   go. */
 #include "core/block_map.h"
 #include "fixtures.h"
 #include "nrm/sources.h"

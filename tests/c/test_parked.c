@@ -1,5 +1,6 @@
-/* What a thread has freed of memory that GPUs see: it comes back when its epoch is done, to
-   the thread without a lock and to all others when they need it; not sooner. */
+/* What a thread has freed of memory that GPUs see: it comes back when its epoch is
+   done, to the thread without a lock and to all others when they need it; not
+   sooner. */
 #include <string.h>
 
 #include "core/uses.h"
@@ -172,8 +173,9 @@ static const struct context_case {
     {"not current", false, 9},
 };
 
-/* A record, a query, the capture mode and back; whether somebody captures, and which life of
-   the current context this is. One that is not current is asked for too, and made so. */
+/* A record, a query, the capture mode and back; whether somebody captures, and which
+   life of the current context this is. One that is not current is asked for too, and
+   made so. */
 TEST_EACH(an_epoch_takes_few_calls_of_the_driver, context_cases)
 {
     struct scene scene = scene_begin(&copies_kinds[0], 0);
@@ -345,7 +347,8 @@ TEST_EACH(a_block_with_a_known_use_is_not_parked, copies_kinds)
     scene_end(&scene);
 }
 
-/* Zeros are asked for on the long way, which finds a block that was written meanwhile. */
+/* Zeros are asked for on the long way, which finds a block that was written
+   meanwhile. */
 TEST_EACH(zeros_are_zeros, copies_kinds)
 {
     struct scene scene = scene_begin(row, 0);

@@ -1,5 +1,6 @@
-/* How page-locking in place ends: when the work that may use the memory is done, by whoever
-   lets go of it last, and whatever has become of driver, context and process. */
+/* How page-locking in place ends: when the work that may use the memory is done, by
+   whoever lets go of it last, and whatever has become of driver, context and
+   process. */
 #include "pins.h"
 
 #include "core/hooks.h"
@@ -95,7 +96,8 @@ TEST(memory_that_waits_to_be_unlocked_can_be_pinned_again)
     stop(memory, MIB);
 }
 
-/* The events of the first one do not cover what was submitted while it was pinned again. */
+/* The events of the first one do not cover what was submitted while it was pinned
+   again. */
 TEST(who_closed_first_does_not_unlock_for_who_closed_last)
 {
     char *memory = start(NULL, MIB);

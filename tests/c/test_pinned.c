@@ -83,7 +83,8 @@ is_taken(uintptr_t address, size_t nbytes)
     return !got_another || ptr != (void *)address;
 }
 
-/* Somebody unmapped memory that was registered, and the kernel gives us the addresses. */
+/* Somebody unmapped memory that was registered, and the kernel gives us the
+   addresses. */
 TEST_EACH(addresses_that_others_left_registered_are_set_aside, stales)
 {
     const struct stale *stale = row;

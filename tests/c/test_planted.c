@@ -1,6 +1,7 @@
 /* Faults that are known to get the reuse of memory wrong, planted in the core
-   (base/planted.h), in its options or in a program: the checker of the simulated driver finds
-   each of them, in the same schedules in which nobody notices anything without it. */
+   (base/planted.h), in its options or in a program: the checker of the simulated driver
+   finds each of them, in the same schedules in which nobody notices anything without
+   it. */
 #include "base/planted.h"
 #include "reuse_programs.h"
 

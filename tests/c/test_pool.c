@@ -1,5 +1,5 @@
-/* PoolMemoryResource over several upstreams: what every pool must hold, checked whole after
-   every step. */
+/* PoolMemoryResource over several upstreams: what every pool must hold, checked whole
+   after every step. */
 #include <string.h>
 
 #include "base/bits.h"
@@ -344,7 +344,8 @@ static const struct {
     {"to a GiB", 3 * NRM__MIB, NRM__GIB, 40},
 };
 
-/* What was never touched is not read and written by a copy, whatever lies to the right. */
+/* What was never touched is not read and written by a copy, whatever lies to the
+   right. */
 TEST_EACH(a_block_that_grows_touches_no_page, growths)
 {
     size_t first = row->first, last = row->last;
@@ -462,7 +463,8 @@ TEST(a_failing_upstream_leaves_nothing_behind)
                  NRM_OUT_OF_MEMORY);
     CHECK_EQ(live_nbytes(mr), (int64_t)NRM__MIB);
     nrm__pool_check(mr);
-    /* What is left is less than the next segment would be, but enough for the request. */
+    /* What is left is less than the next segment would be, but enough for the
+       request. */
     CHECK_OK(nrm_resource_allocate(mr, 11 * NRM__MIB, 0, NULL, &second));
     CHECK_OK(nrm_resource_deallocate(mr, first, 0, NULL));
     CHECK_OK(nrm_resource_deallocate(mr, second, 0, NULL));

@@ -1,6 +1,6 @@
-/* A pool of device memory and streams that are captured into graphs, on the simulated driver:
-   what is allocated and freed inside a capture, and that nothing breaks one. What is launched
-   later is in test_pool_capture_held.c. */
+/* A pool of device memory and streams that are captured into graphs, on the simulated
+   driver: what is allocated and freed inside a capture, and that nothing breaks one.
+   What is launched later is in test_pool_capture_held.c. */
 #include <pthread.h>
 
 #include "captured_pool.h"

@@ -1,5 +1,6 @@
-/* Until when the memory of a graph is held: programs that allocate and free inside a capture,
-   launch the graph when the memory's owners have long let go of it, and compare bytes. */
+/* Until when the memory of a graph is held: programs that allocate and free inside a
+   capture, launch the graph when the memory's owners have long let go of it, and
+   compare bytes. */
 #include "captured_pool.h"
 #include "core/capture.h"
 #include "cuda/event.h"
@@ -29,8 +30,8 @@ TEST_EACH(a_graph_keeps_what_was_freed_after_its_capture, kinds)
     finish();
 }
 
-/* What the two above prove: the same program finds wrong bytes where nobody knows of the
-   capture, as on a stream that stays and was not announced. */
+/* What the two above prove: the same program finds wrong bytes where nobody knows of
+   the capture, as on a stream that stays and was not announced. */
 TEST(without_a_word_the_memory_of_a_graph_is_handed_out)
 {
     static const struct kind unknown = {"unknown", per_thread_stream, false, RELAXED};

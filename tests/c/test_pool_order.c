@@ -1,10 +1,12 @@
 /* A pool of device memory on the simulated driver: programs that free on one stream and
-   allocate on another, through the public calls, and compare bytes: who gets a block, what
-   becomes one, and programs by chance. What ends or fails is in test_pool_order_streams.c.
+   allocate on another, through the public calls, and compare bytes: who gets a block,
+   what becomes one, and programs by chance. What ends or fails is in
+   test_pool_order_streams.c.
 
-   In most of them a stream that works on a block is held, the block is freed, and somebody
-   else gets it and overwrites it. What the first stream reads when it goes on must be what
-   was there. A pool that is full has one segment, so that the same memory has to be used. */
+   In most of them a stream that works on a block is held, the block is freed, and
+   somebody else gets it and overwrites it. What the first stream reads when it goes on
+   must be what was there. A pool that is full has one segment, so that the same memory
+   has to be used. */
 #include "base/bits.h"
 #include "device_pool.h"
 #include "nrm/options.h"

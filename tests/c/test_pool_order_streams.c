@@ -1,6 +1,6 @@
-/* What becomes of the blocks of a device pool when streams go away, are stuck, captured or
-   those of threads, when memory was handed out too early once, and when the pool is full or
-   the driver fails. The programs are as in test_pool_order.c. */
+/* What becomes of the blocks of a device pool when streams go away, are stuck, captured
+   or those of threads, when memory was handed out too early once, and when the pool is
+   full or the driver fails. The programs are as in test_pool_order.c. */
 #include <pthread.h>
 
 #include "device_pool.h"
@@ -10,7 +10,8 @@
 
 /* ---- schedules by which memory was handed out too early ---- */
 
-/* RMM 2489: B has recorded before, takes over what A has freed, and C looks at B's event. */
+/* RMM 2489: B has recorded before, takes over what A has freed, and C looks at B's
+   event. */
 TEST(what_was_merged_into_a_list_after_its_event_is_not_covered_by_it)
 {
     start(2 * BLOCK);
@@ -177,7 +178,8 @@ TEST(a_bare_handle_gets_its_own_block_back_while_it_is_busy)
     stop();
 }
 
-/* As a binding makes them that knows streams of other libraries only by their handles. */
+/* As a binding makes them that knows streams of other libraries only by their
+   handles. */
 static nrm_stream *
 object_for(nrm_CUstream handle)
 {
@@ -455,7 +457,8 @@ TEST(trim_gives_back_what_is_done_and_no_more)
     stop();
 }
 
-/* An upstream of other people, over memory of the driver, that writes to what comes back. */
+/* An upstream of other people, over memory of the driver, that writes to what comes
+   back. */
 static nrm_status
 others_allocate(void *context, size_t nbytes, size_t alignment, nrm_stream *stream,
                 void **out)

@@ -1,5 +1,5 @@
-/* A pool of device memory that maps its segments side by side: that they are one memory, how
-   it grows and shrinks, and who else reaches it. */
+/* A pool of device memory that maps its segments side by side: that they are one
+   memory, how it grows and shrinks, and who else reaches it. */
 #include <pthread.h>
 
 #include "addresses.h"

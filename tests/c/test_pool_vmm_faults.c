@@ -1,5 +1,5 @@
-/* A pool of device memory that would map its segments: where nothing is mapped, what is left
-   of calls that fail, and threads, resets and forks. */
+/* A pool of device memory that would map its segments: where nothing is mapped, what is
+   left of calls that fail, and threads, resets and forks. */
 #include <string.h>
 
 #include "base/bits.h"

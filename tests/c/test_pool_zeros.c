@@ -1,5 +1,5 @@
-/* Zeros of a pool where memory was used before: by what the program did with those that it
-   had, they are written, or are pages that nobody has touched. */
+/* Zeros of a pool where memory was used before: by what the program did with those that
+   it had, they are written, or are pages that nobody has touched. */
 #include <string.h>
 
 #include "base/bits.h"

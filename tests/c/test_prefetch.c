@@ -1,4 +1,5 @@
-/* Prefetching: new managed memory goes to the current device, and nothing else changes. */
+/* Prefetching: new managed memory goes to the current device, and nothing else
+   changes. */
 #include "base/bits.h"
 #include "core/hooks.h"
 #include "core/ops.h"

@@ -1,4 +1,5 @@
-/* The route between a handler and its resource: who serves a request, who gets it back. */
+/* The route between a handler and its resource: who serves a request, who gets it
+   back. */
 #include <string.h>
 
 #include "base/bits.h"
@@ -71,8 +72,8 @@ counts(nrm_resource *mr)
     return statistics;
 }
 
-/* Small and large ones by turns, which threads keep apart: the route counts both, and each of
-   the two what is its own. */
+/* Small and large ones by turns, which threads keep apart: the route counts both, and
+   each of the two what is its own. */
 TEST(both_sides_are_counted_once_there_and_once_here)
 {
     enum { N = 500, SMALL = 1000, LARGE = 100000 };

@@ -1,5 +1,5 @@
-/* Every schedule of small programs, on the simulated driver that checks the order of things:
-   in none of them somebody gets memory that may still be in use. */
+/* Every schedule of small programs, on the simulated driver that checks the order of
+   things: in none of them somebody gets memory that may still be in use. */
 #include "reuse_programs.h"
 
 /* ---- that all schedules are explored ---- */

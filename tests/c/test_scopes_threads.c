@@ -1,4 +1,5 @@
-/* Scopes of several threads: who frees a block does not matter, who allocated it does. */
+/* Scopes of several threads: who frees a block does not matter, who allocated it
+   does. */
 #include "simulator.h"
 
 #include "scopes.h"

@@ -1,5 +1,5 @@
-/* Slabs that several threads use: who wins a cell, whose slab it is of, cells that go from
-   thread to thread in batches, and what a forked child has of them. */
+/* Slabs that several threads use: who wins a cell, whose slab it is of, cells that go
+   from thread to thread in batches, and what a forked child has of them. */
 #include "slab_owner.h"
 
 /* ---- threads ---- */

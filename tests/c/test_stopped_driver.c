@@ -1,5 +1,5 @@
-/* Pools that end after their simulated driver: it has taken its work along, so nothing is
-   waited for and nothing is lost. */
+/* Pools that end after their simulated driver: it has taken its work along, so nothing
+   is waited for and nothing is lost. */
 #include "core/exchange.h"
 #include "core/hooks.h"
 #include "fixtures.h"

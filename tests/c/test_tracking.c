@@ -191,8 +191,8 @@ TEST(threads_share_it)
 
 /* ---- blocks that go back later ---- */
 
-/* What a device may still read in place goes back past the adaptors on its way: all of them
-   hear of it at once. */
+/* What a device may still read in place goes back past the adaptors on its way: all of
+   them hear of it at once. */
 TEST(adaptors_hear_of_a_block_that_goes_back_later)
 {
     char path[64];

@@ -1,5 +1,5 @@
-/* Safe reuse on the simulated driver: what the GPU may still touch is not handed out again,
-   not unmapped and not unregistered; what it is done with comes back. */
+/* Safe reuse on the simulated driver: what the GPU may still touch is not handed out
+   again, not unmapped and not unregistered; what it is done with comes back. */
 #include <string.h>
 
 #include "base/bits.h"

@@ -323,7 +323,8 @@ set_access_meanwhile(nrm_CUdeviceptr ptr, size_t nbytes,
     return code;
 }
 
-/* The driver's table is filled once and read by everybody; here one entry is changed. */
+/* The driver's table is filled once and read by everybody; here one entry is
+   changed. */
 static void
 interleave(void (*before)(void), void (*after)(void))
 {

@@ -9,7 +9,8 @@
 #include "core/cache.h"
 #include "fixtures.h"
 
-/* Sanitizers and Valgrind make everything many times slower: divide the rounds by it. */
+/* Sanitizers and Valgrind make everything many times slower: divide the rounds by
+   it. */
 #if defined(__has_feature)
 #define WORKERS__HAS(sanitizer) __has_feature(sanitizer)
 #else
@@ -30,9 +31,9 @@
 #else
 #define SLOW 1
 #endif
-/* Threads that a forked child starts: neither sanitizer can do without locks of its own, which
-   other threads of the parent may have held when it forked. ThreadSanitizer knows no threads
-   in the child of a program that has several. */
+/* Threads that a forked child starts: neither sanitizer can do without locks of its
+   own, which other threads of the parent may have held when it forked. ThreadSanitizer
+   knows no threads in the child of a program that has several. */
 #define CHILD_HAS_THREADS (!IS_SANITIZED)
 
 struct worker {
@@ -124,7 +125,8 @@ static const size_t kept_nbytes[] = {1,    64,    100,   1000,   8192,
                                      8193, 20000, 65536, 300000, 1000000};
 #define N_KEPT_SIZES (sizeof kept_nbytes / sizeof *kept_nbytes)
 
-/* Allocates and gives back a few blocks of every size, so that the thread keeps some. */
+/* Allocates and gives back a few blocks of every size, so that the thread keeps
+   some. */
 static inline void
 fill_cache(void *mr)
 {

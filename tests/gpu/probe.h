@@ -1,6 +1,6 @@
 /*
- * What the probes of a CUDA driver share: the driver's calls by their names, a child for
- * each probe, and the calls that several of them look at.
+ * What the probes of a CUDA driver share: the driver's calls by their names, a child
+ * for each probe, and the calls that several of them look at.
  *
  * Every probe runs in a process of its own, forked before anybody called cuInit, so one
  * may end by a signal and the others still answer. One line an answer. PROBE_LIBRARY

@@ -1,7 +1,7 @@
 /*
  * What a CUDA driver answers about contexts: which calls stand behind another thread's
- * waiting free, what a capture survives, what the calls cost. src/cuda is written by these
- * answers; run it again on a new driver and compare.
+ * waiting free, what a capture survives, what the calls cost. src/cuda is written by
+ * these answers; run it again on a new driver and compare.
  *
  *     cc -pthread -I src tests/gpu/probe_context.c -ldl -o probe && ./probe [letters]
  */

@@ -1,6 +1,6 @@
 /*
- * What a reset of a context by somebody else leaves behind: which of the old handles, blocks
- * and ranges are still good, (b) in general and (c) of managed memory.
+ * What a reset of a context by somebody else leaves behind: which of the old handles,
+ * blocks and ranges are still good, (b) in general and (c) of managed memory.
  *
  *     cc -pthread -I src tests/gpu/probe_reset.c -ldl -o probe && ./probe
  */

@@ -1,8 +1,8 @@
 /*
- * Adaptors: resources that forward to an upstream, which they retain, and add something.
- * They work over any resource and in any order. Blocks belong to the source or pool at
- * the end of the chain: give a block back through the resource that it was asked of, or
- * those on the way do not hear of it.
+ * Adaptors: resources that forward to an upstream, which they retain, and add
+ * something. They work over any resource and in any order. Blocks belong to the source
+ * or pool at the end of the chain: give a block back through the resource that it was
+ * asked of, or those on the way do not hear of it.
  */
 #ifndef NRM_ADAPTORS_H
 #define NRM_ADAPTORS_H
@@ -23,22 +23,24 @@ typedef struct nrm_counts {
 
 /*
  * An adaptor whose counters nest: a scope begins with zeros at a push, and what it has
- * counted is part of the scope around it after the pop. Scopes are those of the resource,
- * not of a thread. The counts that other threads change at the moment of a push or pop may
- * be attributed to either side, the bytes of a block and its count apart.
+ * counted is part of the scope around it after the pop. Scopes are those of the
+ * resource, not of a thread. The counts that other threads change at the moment of a
+ * push or pop may be attributed to either side, the bytes of a block and its count
+ * apart.
  */
 NRM_API NRM_NODISCARD nrm_status nrm_statistics_create(nrm_resource *upstream,
                                                        nrm_resource **out);
 
-/* Of the innermost scope. NRM_INVALID_VALUE, here and below: `mr` is no such adaptor. */
+/* Of the innermost scope. NRM_INVALID_VALUE, here and below: `mr` is no such
+   adaptor. */
 NRM_API NRM_NODISCARD nrm_status nrm_statistics_counts(nrm_resource *mr,
                                                        nrm_counts *out);
 
 /* Begins a scope; `out`: the counts of the one around it, up to now. */
 NRM_API NRM_NODISCARD nrm_status nrm_statistics_push(nrm_resource *mr, nrm_counts *out);
 
-/* Ends the innermost scope; `out`: its counts. NRM_NOT_FOUND: only the outermost is left,
-   which cannot be ended. */
+/* Ends the innermost scope; `out`: its counts. NRM_NOT_FOUND: only the outermost is
+   left, which cannot be ended. */
 NRM_API NRM_NODISCARD nrm_status nrm_statistics_pop(nrm_resource *mr, nrm_counts *out);
 
 /* ---- limiting ---- */
@@ -74,8 +76,8 @@ NRM_API NRM_NODISCARD nrm_status nrm_aligned_create(nrm_resource *upstream,
 
 /* ---- prefetch ---- */
 
-/* An adaptor that moves new managed memory to the device that is current, in the order of
-   the request's stream. Of all other memory it changes nothing. */
+/* An adaptor that moves new managed memory to the device that is current, in the order
+   of the request's stream. Of all other memory it changes nothing. */
 NRM_API NRM_NODISCARD nrm_status nrm_prefetch_create(nrm_resource *upstream,
                                                      nrm_resource **out);
 
@@ -83,9 +85,9 @@ NRM_API NRM_NODISCARD nrm_status nrm_prefetch_create(nrm_resource *upstream,
 
 typedef struct nrm_failure_callback_options {
     size_t size;
-    /* Called with no lock held when there is no memory for `nbytes`. Sets *out_retry: the
-       request is made once more. What it returns besides NRM_OK is what the request fails
-       with. */
+    /* Called with no lock held when there is no memory for `nbytes`. Sets *out_retry:
+       the request is made once more. What it returns besides NRM_OK is what the request
+       fails with. */
     nrm_status (*callback)(void *context, size_t nbytes, bool *out_retry);
     void (*destroy)(void *context); /* may be NULL */
     void *context;                  /* owned from success on: destroy drops it */
@@ -113,8 +115,8 @@ NRM_API NRM_NODISCARD nrm_status nrm_tracking_get_allocated(nrm_resource *mr,
                                                             size_t *out_nbytes);
 
 /*
- * A line of text for each, by address, with the stacks below it. As much as fits goes into
- * `out`, ended with a 0; `out_size` is how much there is, the 0 included.
+ * A line of text for each, by address, with the stacks below it. As much as fits goes
+ * into `out`, ended with a 0; `out_size` is how much there is, the 0 included.
  */
 NRM_API NRM_NODISCARD nrm_status nrm_tracking_describe(nrm_resource *mr, char *out,
                                                        size_t size, size_t *out_size);
@@ -129,18 +131,19 @@ typedef struct nrm_logging_options {
 } nrm_logging_options;
 
 /*
- * An adaptor that writes a row of text for each allocation, failure and free into a file,
- * which it empties: `Thread,Time,Action,Pointer,Size,Stream`. Rows are written a moment
- * later, in an order in which the requests can have happened; at the latest when the process
- * ends. Adaptors of one process that name the same file share it. NRM_INVALID_VALUE: no
- * name. NRM_OS_ERROR.
+ * An adaptor that writes a row of text for each allocation, failure and free into a
+ * file, which it empties: `Thread,Time,Action,Pointer,Size,Stream`. Rows are written a
+ * moment later, in an order in which the requests can have happened; at the latest when
+ * the process ends. Adaptors of one process that name the same file share it.
+ * NRM_INVALID_VALUE: no name. NRM_OS_ERROR.
  */
 NRM_API NRM_NODISCARD nrm_status nrm_logging_create(nrm_resource *upstream,
                                                     const nrm_logging_options *options,
                                                     nrm_resource **out);
 
-/* Writes what was noted before. NRM_OS_ERROR: rows were lost; `errors` of its statistics
-   counts them too. NRM_INVALID_VALUE, here and below: `mr` is no such adaptor. */
+/* Writes what was noted before. NRM_OS_ERROR: rows were lost; `errors` of its
+   statistics counts them too. NRM_INVALID_VALUE, here and below: `mr` is no such
+   adaptor. */
 NRM_API NRM_NODISCARD nrm_status nrm_logging_flush(nrm_resource *mr);
 
 /* Copied into `out`. */

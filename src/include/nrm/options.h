@@ -1,7 +1,7 @@
 /*
  * Policy with numbers, in one table: each row is an option, an environment variable
- * NUMPY_RMM_<NAME>, a line of `numpy-rmm info` and a line of the documentation. A change
- * holds for resources made later; `fork` is read at each fork.
+ * NUMPY_RMM_<NAME>, a line of `numpy-rmm info` and a line of the documentation. A
+ * change holds for resources made later; `fork` is read at each fork.
  */
 #ifndef NRM_OPTIONS_H
 #define NRM_OPTIONS_H
@@ -25,7 +25,7 @@ typedef enum nrm_option_source {
     NRM_OPTION_DEFAULT,
     NRM_OPTION_ENVIRONMENT,
     NRM_OPTION_PROGRAM,
-    NRM_OPTION_INVALID, /* the environment variable could not be read; the default holds */
+    NRM_OPTION_INVALID, /* of an environment variable that says nothing: the default */
 } nrm_option_source;
 
 /*
@@ -105,10 +105,10 @@ NRM_API void nrm_option_info_get(nrm_option option, nrm_option_info *out);
 NRM_API NRM_NODISCARD nrm_status nrm_option_set(nrm_option option, const char *text);
 
 /*
- * "1.5 GiB", "64 KiB", "10 MB", "123" → bytes; parts of a byte are dropped, but "1.5" and
- * "1.5 B" are not sizes. NRM_INVALID_VALUE for negative, overflowing or unreadable text.
- * `out_percent` (may be NULL: then a percentage is invalid) is -1; "50%" sets it to 50, and
- * the bytes to 0.
+ * "1.5 GiB", "64 KiB", "10 MB", "123" → bytes; parts of a byte are dropped, but "1.5"
+ * and "1.5 B" are not sizes. NRM_INVALID_VALUE for negative, overflowing or unreadable
+ * text. `out_percent` (may be NULL: then a percentage is invalid) is -1; "50%" sets it
+ * to 50, and the bytes to 0.
  */
 NRM_API NRM_NODISCARD nrm_status nrm_parse_nbytes(const char *text, size_t *out,
                                                   double *out_percent);

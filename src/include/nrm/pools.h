@@ -19,7 +19,8 @@ typedef enum nrm_on_exhausted {
     NRM_ON_EXHAUSTED_WAIT,    /* wait for parked memory as long as it takes */
 } nrm_on_exhausted;
 
-/* Of a pool whose upstream is a source of device memory; all others take segments of it. */
+/* Of a pool whose upstream is a source of device memory; all others take segments of
+   it. */
 typedef enum nrm_segments {
     NRM_SEGMENTS_DEFAULT, /* the option's value */
     NRM_SEGMENTS_VMM,     /* mapped side by side, one memory; where that can be done */
@@ -46,17 +47,18 @@ NRM_API NRM_NODISCARD nrm_status nrm_pool_create(nrm_resource *upstream,
                                                  nrm_resource **out);
 
 /*
- * Opens the memory of a pool of device memory, all that it has and all that it will have,
- * to another device, its kernels and its own copies; for the life of the pool. NRM_NOT_SUPPORTED
- * where segments are not mapped (NRM_SEGMENTS_VMM): what the upstream allocates is opened
- * by enabling peer access between contexts. NRM_INVALID_VALUE: not a pool, or no device.
+ * Opens the memory of a pool of device memory, all that it has and all that it will
+ * have, to another device, its kernels and its own copies; for the life of the pool.
+ * NRM_NOT_SUPPORTED where segments are not mapped (NRM_SEGMENTS_VMM): what the upstream
+ * allocates is opened by enabling peer access between contexts. NRM_INVALID_VALUE: not
+ * a pool, or no device.
  */
 NRM_API NRM_NODISCARD nrm_status nrm_pool_add_peer(nrm_resource *mr, int device);
 
 /*
- * Blocks of one size, `n_blocks` of them taken of the upstream when the resource is made
- * and whenever none is free. A larger request is out of memory; an alignment beyond the
- * blocks' own is not supported.
+ * Blocks of one size, `n_blocks` of them taken of the upstream when the resource is
+ * made and whenever none is free. A larger request is out of memory; an alignment
+ * beyond the blocks' own is not supported.
  */
 typedef struct nrm_fixed_size_options {
     size_t size;
@@ -69,8 +71,8 @@ NRM_API NRM_NODISCARD nrm_status nrm_fixed_size_create(
     nrm_resource *upstream, const nrm_fixed_size_options *options, nrm_resource **out);
 
 /*
- * Chooses by size: a request goes to the smallest bin that it fits in, or to the upstream
- * when it fits in none. On the way back the owner of the block decides.
+ * Chooses by size: a request goes to the smallest bin that it fits in, or to the
+ * upstream when it fits in none. On the way back the owner of the block decides.
  */
 typedef struct nrm_binning_options {
     size_t size;
@@ -89,19 +91,20 @@ NRM_API NRM_NODISCARD nrm_status nrm_binning_create(nrm_resource *upstream,
                                                     nrm_resource **out);
 
 /*
- * Adds a bin for requests of at most `nbytes`, served by `resource` (retained), which has
- * memory of the same kind; NULL: by a fixed-size resource over the upstream. Where there
- * is a bin of this size already nothing changes. Others may allocate meanwhile.
+ * Adds a bin for requests of at most `nbytes`, served by `resource` (retained), which
+ * has memory of the same kind; NULL: by a fixed-size resource over the upstream. Where
+ * there is a bin of this size already nothing changes. Others may allocate meanwhile.
  */
 NRM_API NRM_NODISCARD nrm_status nrm_binning_add_bin(nrm_resource *mr, size_t nbytes,
                                                      nrm_resource *resource);
 
-/* The bins, the smallest first: at most `n` of them into `out`. How many there are; 0 of
-   a resource that is none of binning. */
+/* The bins, the smallest first: at most `n` of them into `out`. How many there are; 0
+   of a resource that is none of binning. */
 NRM_API size_t nrm_binning_get_bins(nrm_resource *mr, nrm_bin *out, size_t n);
 
 /*
- * A pool that takes all of its memory of the upstream when it is made, and no more later.
+ * A pool that takes all of its memory of the upstream when it is made, and no more
+ * later.
  */
 typedef struct nrm_arena_options {
     size_t size;
@@ -119,10 +122,10 @@ NRM_API NRM_NODISCARD nrm_status nrm_arena_create(nrm_resource *upstream,
 
 /*
  * What stands between a handler and its resource: requests under `threshold` go to
- * `small`, others to `large`; when that is exhausted or cannot work here, to `fallback`.
- * `rescue` serves requests of at most 4 KiB that would fail otherwise (NumPy sorts
- * wrongly, without an error, when such a request fails), and everything in a forked child
- * or after the device was lost.
+ * `small`, others to `large`; when that is exhausted or cannot work here, to
+ * `fallback`. `rescue` serves requests of at most 4 KiB that would fail otherwise
+ * (NumPy sorts wrongly, without an error, when such a request fails), and everything in
+ * a forked child or after the device was lost.
  */
 typedef struct nrm_route_options {
     size_t size;
@@ -138,7 +141,8 @@ NRM_API NRM_NODISCARD nrm_status nrm_route_create(const nrm_route_options *optio
 
 /*
  * Why a live block that came through `route` is not of the large resource: "below
- * pinned_threshold (64 KiB)", "fell back: ...". Empty when it is, or when `route` is none.
+ * pinned_threshold (64 KiB)", "fell back: ...". Empty when it is, or when `route` is
+ * none.
  */
 NRM_API void nrm_route_explain(nrm_resource *route, const nrm_block_info *block,
                                char *out, size_t size);

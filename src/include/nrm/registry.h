@@ -28,7 +28,8 @@ NRM_API NRM_NODISCARD nrm_status nrm_registry_name(size_t index, char *out,
 /* Whether `name` needs CUDA. False for unknown names. */
 NRM_API bool nrm_registry_needs_cuda(const char *name);
 
-/* A resource that exists already under `name`, or NULL: never makes one. New reference. */
+/* A resource that exists already under `name`, or NULL: never makes one. New
+   reference. */
 NRM_API nrm_resource *nrm_registry_peek(const char *name);
 
 /* The current resource of a device (ordinal), a new reference; the default is the name
@@ -40,8 +41,8 @@ NRM_API NRM_NODISCARD nrm_status nrm_get_per_device_resource(int device,
 NRM_API NRM_NODISCARD nrm_status nrm_set_per_device_resource(int device,
                                                              nrm_resource *mr);
 
-/* The same for the device of the caller's current context, or if it has none that of the
-   option `device`. They call cuInit if nobody did. */
+/* The same for the device of the caller's current context, or if it has none that of
+   the option `device`. They call cuInit if nobody did. */
 NRM_API NRM_NODISCARD nrm_status nrm_get_current_device_resource(nrm_resource **out);
 NRM_API NRM_NODISCARD nrm_status nrm_set_current_device_resource(nrm_resource *mr);
 

@@ -27,8 +27,9 @@ typedef enum nrm_kind {
 
 #define NRM_DEVICE_NONE (-1) /* host memory, or: no particular device */
 
-/* RMM's six fields, in requested bytes, then ours. Exact once threads are quiet; but a peak
-   that several threads make may be off by 1 MiB, 4096 blocks and a block more for each. */
+/* RMM's six fields, in requested bytes, then ours. Exact once threads are quiet; but a
+   peak that several threads make may be off by 1 MiB, 4096 blocks and a block more for
+   each. */
 typedef struct nrm_statistics {
     int64_t current_bytes;
     int64_t current_count;

@@ -39,9 +39,8 @@ typedef struct nrm_cuda_async_options {
     size_t size;
     bool set_device; /* as above */
     int device;
-    size_t initial_nbytes; /* allocated and freed once when it is made */
-    bool
-        set_release_threshold; /* use release_threshold; otherwise nothing is released */
+    size_t initial_nbytes;      /* allocated and freed once when it is made */
+    bool set_release_threshold; /* use release_threshold; else nothing is released */
     uint64_t release_threshold; /* bytes that the pool may keep at a synchronisation */
     bool enable_ipc;            /* its memory can be exported as a file descriptor */
     bool enable_fabric;         /* or as a fabric handle */
@@ -95,8 +94,8 @@ NRM_API NRM_NODISCARD nrm_status nrm_system_create(const nrm_device_options *opt
 NRM_API NRM_NODISCARD nrm_status
 nrm_sam_headroom_create(const nrm_sam_headroom_options *options, nrm_resource **out);
 
-/* The CUmemoryPool that a resource of one of the three cuda_async kinds allocates from; it
-   is made if it is not there yet. NRM_INVALID_VALUE: another resource. */
+/* The CUmemoryPool that a resource of one of the three cuda_async kinds allocates from;
+   it is made if it is not there yet. NRM_INVALID_VALUE: another resource. */
 NRM_API NRM_NODISCARD nrm_status nrm_cuda_async_pool_handle(nrm_resource *mr,
                                                             uintptr_t *out);
 

@@ -26,16 +26,17 @@ typedef struct nrm_stream nrm_stream;
 /*
  * Makes a stream on `device` (-1: that of the current context, else of the option
  * `device`). It is destroyed with its last reference, when its work need not be done.
- * Memory freed on it needs no call of the driver. NRM_INVALID_VALUE, NRM_CUDA_UNAVAILABLE,
- * NRM_CUDA_ERROR.
+ * Memory freed on it needs no call of the driver. NRM_INVALID_VALUE,
+ * NRM_CUDA_UNAVAILABLE, NRM_CUDA_ERROR.
  */
 NRM_API NRM_NODISCARD nrm_status nrm_stream_create(int device, unsigned int flags,
                                                    nrm_stream **out);
 
 /*
- * Wraps an existing handle. The stream owns `keepalive` and calls `drop(keepalive)` when
- * it dies (from any thread); `drop` may be NULL. The driver is not called. As the owner may
- * destroy the stream at any time, the handle is used only in calls that are given it.
+ * Wraps an existing handle. The stream owns `keepalive` and calls `drop(keepalive)`
+ * when it dies (from any thread); `drop` may be NULL. The driver is not called. As the
+ * owner may destroy the stream at any time, the handle is used only in calls that are
+ * given it.
  */
 NRM_API NRM_NODISCARD nrm_status nrm_stream_wrap(uintptr_t handle, void *keepalive,
                                                  void (*drop)(void *keepalive),
@@ -56,30 +57,33 @@ NRM_API bool nrm_stream_is_usable_here(const nrm_stream *stream);
 NRM_API NRM_NODISCARD nrm_status nrm_stream_synchronize(nrm_stream *stream);
 
 /*
- * Around the capture of a stream into a graph: tells that one is about to begin, and that it
- * has ended. They nest, and may be called in different threads. Meanwhile no event is
- * recorded on a context, which would invalidate the capture, and what is allocated and
- * freed on the captured stream is kept for the graph until that is destroyed. Streams that
- * numpy_rmm has not made are found to be captured without it. nrm_capture_begin waits for
- * a record in progress; it may block. An end of what was not begun does nothing.
+ * Around the capture of a stream into a graph: tells that one is about to begin, and
+ * that it has ended. They nest, and may be called in different threads. Meanwhile no
+ * event is recorded on a context, which would invalidate the capture, and what is
+ * allocated and freed on the captured stream is kept for the graph until that is
+ * destroyed. Streams that numpy_rmm has not made are found to be captured without it.
+ * nrm_capture_begin waits for a record in progress; it may block. An end of what was
+ * not begun does nothing.
  */
 NRM_API void nrm_capture_begin(void);
 NRM_API void nrm_capture_end(void);
 
 /*
- * Between the two, once the capture of the stream has begun: page-locked and managed memory
- * that any thread gives back from now on belongs to the graph, which may replay a copy that
- * reads it. It comes back when the graph, and all that was instantiated of it, is destroyed.
- * The handle must be that of a stream that lives; here it is the driver's, and later only a
- * name. NRM_NOT_FOUND: it is not captured, or the driver (before CUDA 12.3) cannot tell when a
- * graph ends. NRM_CUDA_UNAVAILABLE. nrm_capture_disown_frees, before nrm_capture_end, takes a handle that owns
- * nothing too.
+ * Between the two, once the capture of the stream has begun: page-locked and managed
+ * memory that any thread gives back from now on belongs to the graph, which may replay
+ * a copy that reads it. It comes back when the graph, and all that was instantiated of
+ * it, is destroyed. The handle must be that of a stream that lives; here it is the
+ * driver's, and later only a name. NRM_NOT_FOUND: it is not captured, or the driver
+ * (before CUDA 12.3) cannot tell when a graph ends. NRM_CUDA_UNAVAILABLE.
+ * nrm_capture_disown_frees, before nrm_capture_end, takes a handle that owns nothing
+ * too.
  */
 NRM_API NRM_NODISCARD nrm_status nrm_capture_own_frees(uintptr_t handle);
 NRM_API void nrm_capture_disown_frees(uintptr_t handle);
 
-/* Whether a stream is being captured, and the capture was not invalidated. Of a handle that
-   the caller vouches for; asks the driver, which is loaded for it, and no capture minds. */
+/* Whether a stream is being captured, and the capture was not invalidated. Of a handle
+   that the caller vouches for; asks the driver, which is loaded for it, and no capture
+   minds. */
 NRM_API bool nrm_stream_is_captured(uintptr_t handle);
 
 NRM_API void nrm_stream_retain(nrm_stream *stream);

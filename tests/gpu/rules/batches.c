@@ -1,5 +1,5 @@
-/* Batches of copies: where they are taken, what is wrong with one, and when its sources are
- * read. */
+/* Batches of copies: where they are taken, what is wrong with one, and when its sources
+ * are read. */
 #include "rule.h"
 
 enum { N = 3, NBYTES = 4 * KIB };
@@ -164,8 +164,8 @@ captures(void)
 
 /* ---- when sources are read ------------------------------------------------------- */
 
-/* Submits one behind a held stream; its sources become `later` when the call has returned,
- * or could not before the stream went on. */
+/* Submits one behind a held stream; its sources become `later` when the call has
+ * returned, or could not before the stream went on. */
 static void
 behind_a_held_stream(struct batch *batch, unsigned char *host, int later)
 {

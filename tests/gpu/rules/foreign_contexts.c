@@ -85,8 +85,8 @@ what_a_record_covers(void)
     MUST(cu.cuMemFreeHost(word));
 }
 
-/* And what stream order has to: an event of all of it, and of its legacy stream, says when its
-   work is done, and streams of the primary context can wait for that. */
+/* And what stream order has to: an event of all of it, and of its legacy stream, says
+   when its work is done, and streams of the primary context can wait for that. */
 static void
 what_its_own_events_cover(void)
 {

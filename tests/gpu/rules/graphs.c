@@ -1,5 +1,5 @@
-/* Graphs that were captured: what a capture says of itself, and how long a graph keeps the
- * objects that it holds. */
+/* Graphs that were captured: what a capture says of itself, and how long a graph keeps
+ * the objects that it holds. */
 #include "rule.h"
 
 enum { UNTOLD = 12345 }; /* what stands where nothing is written */

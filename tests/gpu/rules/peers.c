@@ -1,5 +1,6 @@
-/* Two devices: what reaches the memory of the other one, and what a peer call copies. No
- * peer access is enabled between the contexts. With one device there is nothing to ask. */
+/* Two devices: what reaches the memory of the other one, and what a peer call copies.
+ * No peer access is enabled between the contexts. With one device there is nothing to
+ * ask. */
 #include "rule.h"
 
 enum { N_KINDS = 3, MAPPED = 0, POOLED = 1, ALLOCATED = 2 };
@@ -159,7 +160,8 @@ ordinary_copies(void)
     MUST(cu.cuMemFreeHost(host));
 }
 
-/* From each kind to each kind, on a stream of the source's device and of the other one. */
+/* From each kind to each kind, on a stream of the source's device and of the other
+   one. */
 static void
 peer_copies(void)
 {

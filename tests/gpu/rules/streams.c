@@ -1,5 +1,5 @@
-/* What the order of streams rests on: whose stream a handle means, and what a wait for an
- * event waits for. */
+/* What the order of streams rests on: whose stream a handle means, and what a wait for
+ * an event waits for. */
 #include "rule.h"
 
 static nrm_CUdeviceptr on_device;

@@ -1,5 +1,5 @@
-/* Virtual memory: reserved addresses, physical memory mapped into them, and who may touch
- * it. */
+/* Virtual memory: reserved addresses, physical memory mapped into them, and who may
+ * touch it. */
 #include "rule.h"
 
 static const size_t PIECE = 4 * (size_t)MIB;
@@ -99,8 +99,8 @@ mapping(void)
     nrm_CUmemGenericAllocationHandle second = create();
     expect("map at an address that is no granule",
            cu.cuMemMap(base + 4096, PIECE, 0, first, 0), NRM_CUDA_ERROR_INVALID_VALUE);
-    /* Not here: past the end of the reservation the driver maps without a word (measured with
-       driver 580); the simulator refuses, as nobody can mean that. */
+    /* Not here: past the end of the reservation the driver maps without a word
+       (measured with driver 580); the simulator refuses, as nobody can mean that. */
     expect("map more than the handle has", cu.cuMemMap(base, 2 * PIECE, 0, first, 0),
            NRM_CUDA_ERROR_NOT_SUPPORTED);
     expect("map", cu.cuMemMap(base, PIECE, 0, first, 0), NRM_CUDA_SUCCESS);
