@@ -89,7 +89,9 @@ enum {
     NRM__OPS_HOST_WHEN_FULL = 1u
         << 14, /* of a pool's flags: handlers over it fall back to host memory ... */
     NRM__OPS_NO_FALLBACK = 1u
-        << 15, /* ... or to none; without either the option says so */
+        << 15,                 /* ... or to none; without either the option says so */
+    NRM__OPS_WAITS = 1u << 16, /* of a source: its release_block waits for all that goes
+                                     on in the context, inside the driver */
     /* What holds for those that hand out the blocks of their upstream, too. */
     NRM__OPS_PASSED_ON = NRM__OPS_OVERLAY | NRM__OPS_STACKS | NRM__OPS_ASKS |
         NRM__OPS_OWN_SIZES,

@@ -444,6 +444,7 @@ release_block(nrm_resource *self, const struct nrm__block *block)
 
 static const struct nrm__ops waiting_ops = {
     .class_name = "pin",
+    .flags = NRM__OPS_WAITS,
     .release_block = release_block,
 };
 

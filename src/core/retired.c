@@ -2,6 +2,13 @@
  * The retired list: blocks that were given back for good and wait for their epoch.
  * Whoever allocates, trims or has nothing else to do (the background thread) gives back
  * what is done; never an array's deallocation, which only appends.
+ *
+ * That a block is done is not enough where the driver is called to free or unregister
+ * it (NRM__OPS_WAITS): the call waits for everything that was submitted to the context,
+ * whatever memory it uses, and holds the driver's lock meanwhile, so that beside a
+ * kernel without end the whole process would stand still. Such blocks go back when
+ * nothing is under way, which only the event of a new epoch can tell: in calls of the
+ * program, not in the background thread, and not while a stream is captured.
  */
 #include "base/bits.h"
 #include "base/lock.h"
@@ -13,8 +20,10 @@
 #include "core/left_out.h"
 #include "core/nodes.h"
 #include "core/uses.h"
+#include "cuda/context.h"
 #include "cuda/driver.h"
 #include "cuda/foreign.h"
+#include "nrm/options.h"
 #include "os/fork.h"
 #include "os/system.h"
 
@@ -186,10 +195,87 @@ ask_about_uses(void)
     }
 }
 
-/* Moves what is done to `ready`; the newest stamp of what is left, 0: nothing is. The
-   GPU knows nothing of the pages of a forked child: there, everything is done. */
+/* ---- whether the driver may be called to give memory back ---- */
+
+static bool
+waits(const struct nrm__entry *entry)
+{
+    return (entry->block.owner->ops->flags & NRM__OPS_WAITS) != 0;
+}
+
+struct waiting {
+    size_t n, nbytes, largest;
+};
+
+/* The blocks whose release waits. */
+static struct waiting
+count_waiting(void)
+{
+    struct waiting count = {0};
+    nrm__lock_acquire(&retired_lock);
+    for (struct nrm__link *link = retired.next; link != &retired; link = link->next) {
+        const struct nrm__entry *entry = NRM__CONTAINER(link, struct nrm__entry, link);
+        if (waits(entry)) {
+            count.n++;
+            count.nbytes += entry->block.capacity;
+            count.largest = nrm__max(count.largest, entry->block.capacity);
+        }
+    }
+    nrm__lock_release(&retired_lock);
+    return count;
+}
+
+/* Nothing can be under way where there is no driver or no context. What goes on in a
+   context of the program's own no epoch tells. */
+static bool
+is_asleep(void)
+{
+    int devices[NRM__MAX_DEVICES];
+    return nrm__cuda_driver() == NULL || nrm__cuda_has_foreign() ||
+           nrm__cuda_active_devices(devices) == 0;
+}
+
+/* How long to wait for that. What is retired piles up beside a GPU that always has
+   work, so more than may be parked is waited for as an allocation waits. */
 static uint64_t
-take_ready(struct ready *ready)
+patience_ns(const struct waiting *waiting, uint64_t limit_ns)
+{
+    size_t parked_limit = (size_t)nrm_option_get(NRM_OPT_PARKED_LIMIT);
+    bool is_much = waiting->nbytes > nrm__max(parked_limit, 4 * waiting->largest);
+    return limit_ns == 0 && is_much ? (uint64_t)nrm_option_get(NRM_OPT_WAIT_LIMIT)
+                                    : limit_ns;
+}
+
+/* Whether nothing is under way that was submitted before this call. */
+static bool
+find_idle(uint64_t limit_ns)
+{
+    struct waiting waiting = count_waiting();
+    if (waiting.n == 0 || is_asleep()) {
+        return waiting.n != 0;
+    }
+    limit_ns = patience_ns(&waiting, limit_ns);
+    while (!nrm__epoch_close()) { /* too many are pending, or there must be none */
+        if (limit_ns == 0 || !nrm__epoch_wait(limit_ns, false)) {
+            return false;
+        }
+    }
+    uint64_t number = nrm__epoch_newest_recorded();
+    while (!nrm__epoch_is_done(number)) {
+        if (limit_ns == 0 || !nrm__epoch_wait(limit_ns, false)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* ---- giving back ---- */
+
+/* Moves what is done to `ready`; the newest stamp of what is left and is not done, 0:
+   nothing is. The GPU knows nothing of the pages of a forked child: there, everything
+   is done. */
+static uint64_t
+take_ready(struct ready *ready, bool is_idle)
 {
     bool forked = nrm__cuda_is_forked();
     uint64_t newest = 0;
@@ -200,7 +286,8 @@ take_ready(struct ready *ready)
         struct nrm__entry *entry = NRM__CONTAINER(link, struct nrm__entry, link);
         next = link->next;
         bool is_done = nrm__epoch_is_done(entry->stamp);
-        if (forked || (is_done && nrm__uses_are_done(entry->uses))) {
+        bool may_go = is_idle || !waits(entry);
+        if (forked || (is_done && may_go && nrm__uses_are_done(entry->uses))) {
             nrm__list_remove(link);
             nrm__list_append(&ready->entries, link);
         }
@@ -291,7 +378,7 @@ return_used(void)
 {
     struct ready ready;
     ask_about_uses();
-    (void)take_ready(&ready);
+    (void)take_ready(&ready, is_asleep());
     size_t nbytes = release_all(&ready);
     if (nbytes != 0) {
         note_pace(nbytes);
@@ -351,7 +438,7 @@ nrm__retired_release_done(void)
     }
     (void)nrm__epoch_poll();
     ask_about_uses();
-    (void)take_ready(&ready);
+    (void)take_ready(&ready, is_asleep());
     return release_all(&ready);
 }
 
@@ -364,15 +451,16 @@ nrm__retired_drain(uint64_t limit_ns)
     if (nrm__is_exiting() || nrm__retired_is_empty()) {
         return 0;
     }
+    bool is_idle = find_idle(limit_ns);
     (void)nrm__epoch_poll();
     ask_about_uses();
-    uint64_t newest = take_ready(&ready);
+    uint64_t newest = take_ready(&ready, is_idle);
     size_t nbytes = release_all(&ready);
     if (newest > nrm__epoch_newest_recorded()) {
         (void)nrm__epoch_close();
     }
     while (newest != 0) {
-        newest = take_ready(&ready);
+        newest = take_ready(&ready, is_idle);
         nbytes += release_all(&ready);
         if (newest == 0 || !nrm__epoch_wait(limit_ns, false)) {
             break;

@@ -107,11 +107,13 @@ bool nrm__retired_return_used(uint64_t limit_ns, bool insists);
 void nrm__retired_ask_about(size_t nbytes);
 
 /* Releases what is done, after closing an epoch if that is needed and nothing waits for
-   it yet. Called by allocations that touch the driver anyway, by trim and by the
-   background thread. With `limit_ns` waits as nrm__epoch_wait does. Returns bytes. */
+   it yet, and memory whose release waits inside the driver when nothing is under way.
+   Called by allocations that touch the driver anyway, by trim and by the background
+   thread. With `limit_ns` waits as nrm__epoch_wait does. Returns bytes. */
 size_t nrm__retired_drain(uint64_t limit_ns);
 
-/* Releases what is done; asks the driver, but closes no epoch. Returns bytes. */
+/* Releases what is done; asks the driver, but closes no epoch, so that what waits
+   inside the driver stays, unless no context is active. Returns bytes. */
 size_t nrm__retired_release_done(void);
 
 bool nrm__retired_is_empty(void);

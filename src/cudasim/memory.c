@@ -304,8 +304,8 @@ unmap(struct sim_range *range, bool keeps_addresses)
     sim_range_remove(range);
 }
 
-/* Waits for the work that uses it, with the driver's lock held, which stalls everybody
- * who wants to submit, register or allocate meanwhile. */
+/* Waits for all work of the context, with the driver's lock held, which stalls
+ * everybody who wants to submit, register or allocate meanwhile. */
 nrm_CUresult
 sim_range_give_back(struct sim_range *range)
 {

@@ -239,8 +239,21 @@ sim_op_uses(const struct sim_op *op, const struct sim_range *range)
     return op->copy.dst.range == range || op->copy.src.range == range;
 }
 
-/* Up to the last operation of each queue that uses the range. Streams of other contexts
- * may use it too, so the marker has room for all queues there are. */
+static uint64_t
+last_use(const struct sim_queue *queue, const struct sim_range *range)
+{
+    uint64_t count = queue->n_done;
+    uint64_t last = 0;
+    for (struct sim_op *op = queue->first; op != NULL; op = op->next) {
+        count++;
+        last = sim_op_uses(op, range) ? count : last;
+    }
+    return last;
+}
+
+/* What giving a range back waits for: all work of its context, whatever memory that
+ * uses, and in the queues of others up to the last operation that uses the range. So
+ * the marker has room for all queues there are. */
 struct sim_marker *
 sim_marker_of_memory(const struct sim_range *range)
 {
@@ -261,13 +274,9 @@ sim_marker_of_memory(const struct sim_range *range)
     while ((context = sim_context_next(context)) != NULL) {
         struct sim_queue *queue = context->queues;
         for (; queue != NULL; queue = queue->next) {
-            uint64_t count = queue->n_done;
-            uint64_t last = 0;
-            for (struct sim_op *op = queue->first; op != NULL; op = op->next) {
-                count++;
-                last = sim_op_uses(op, range) ? count : last;
-            }
-            marker_add(marker, queue, last);
+            bool is_its = context == range->context;
+            marker_add(marker, queue,
+                       is_its ? queue->n_submitted : last_use(queue, range));
         }
     }
     sim_checker_await_memory(&marker->clock, range);

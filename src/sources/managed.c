@@ -73,7 +73,7 @@ managed_release(nrm_resource *self, const struct nrm__block *block)
 
 static const struct nrm__ops managed_ops = {
     .class_name = "ManagedMemoryResource",
-    .flags = NRM__OPS_MAPPED,
+    .flags = NRM__OPS_MAPPED | NRM__OPS_WAITS,
     .allocate = managed_allocate,
     .deallocate = managed_deallocate,
     .release_block = managed_release,

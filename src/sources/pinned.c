@@ -460,7 +460,7 @@ pinned_renew(nrm_resource *self, struct nrm__block *block)
 
 static const struct nrm__ops pinned_ops = {
     .class_name = "PinnedHostMemoryResource",
-    .flags = NRM__OPS_MAPPED,
+    .flags = NRM__OPS_MAPPED | NRM__OPS_WAITS,
     .allocate = pinned_allocate,
     .deallocate = pinned_deallocate,
     .release_block = pinned_release,

@@ -446,9 +446,10 @@ TEST(what_idle_threads_keep_holds_no_segment_back)
 /* All frees go to what the thread keeps, during and after the looks at the pool. */
 TEST(what_a_thread_keeps_of_a_busy_time_goes_back)
 {
-    nrm_resource *mr = pool_with_decay("50 ms");
+    /* Longer than a busy machine lets the thread sleep: then it would lie idle. */
+    nrm_resource *mr = pool_with_decay("250 ms");
     void *first = allocate(mr, NRM__MIB); /* in the first segment, which stays */
-    for (int i = 0; i < 60; i++) {
+    for (int i = 0; i < 120; i++) {
         void *ptr = allocate(mr, 20 * NRM__MIB);
         nrm__sleep_ns(2500000);
         CHECK_OK(nrm_resource_deallocate(mr, ptr, 0, NULL));

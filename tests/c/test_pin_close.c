@@ -48,7 +48,8 @@ closing_begin(char *memory)
     return closing;
 }
 
-/* The copy runs, and the thread is through. */
+/* The copy runs, and the thread is through. Nothing is freed, which would wait for the
+   copies of others. */
 static void
 closing_end(struct closing *closing)
 {
@@ -56,6 +57,11 @@ closing_end(struct closing *closing)
     pthread_join(closing->thread, NULL);
     CHECK_EQ(cuda.cuStreamSynchronize(closing->stream), NRM_CUDA_SUCCESS);
     CHECK_EQ(cuda.cuStreamDestroy(closing->stream), NRM_CUDA_SUCCESS);
+}
+
+static void
+closing_free(const struct closing *closing)
+{
     CHECK_EQ(cuda.cuMemFree(closing->target), NRM_CUDA_SUCCESS);
 }
 
@@ -74,6 +80,7 @@ TEST(the_last_pin_waits_for_work_of_others_and_blocks_nobody)
     CHECK_EQ(atomic_load(&n_dropped), 1);
     CHECK(!is_page_locked(memory));
     CHECK_EQ(cuda.cuMemFree(other), NRM_CUDA_SUCCESS);
+    closing_free(&closing);
     nrm__cuda_leave(&scope);
     stop(memory, MIB);
 }
@@ -92,6 +99,7 @@ TEST(memory_that_waits_to_be_unlocked_can_be_pinned_again)
     nrm_pin_destroy(two);
     CHECK(!is_page_locked(memory));
     CHECK_EQ(atomic_load(&n_dropped), 2);
+    closing_free(&closing);
     nrm__cuda_leave(&scope);
     stop(memory, MIB);
 }
@@ -111,6 +119,8 @@ TEST(who_closed_first_does_not_unlock_for_who_closed_last)
     closing_end(&last);
     CHECK(!is_page_locked(memory));
     CHECK_EQ(atomic_load(&n_dropped), 2);
+    closing_free(&first);
+    closing_free(&last);
     nrm__cuda_leave(&scope);
     stop(memory, MIB);
 }

@@ -189,6 +189,49 @@ what_waits(void)
     }
 }
 
+static nrm_CUresult
+free_managed(void *arg)
+{
+    return cu.cuMemFree(*(nrm_CUdeviceptr *)arg);
+}
+
+/* Memory that no pending work uses: never used at all, or by a copy that is done. */
+static void
+what_waits_for_others(bool was_used)
+{
+    char rule[128];
+    const char *state = was_used ? "used before" : "never used";
+    nrm_CUdeviceptr device, managed;
+    void *host;
+    unsigned char *registered = pages(MIB, 1);
+    MUST(cu.cuMemAlloc(&device, MIB));
+    MUST(cu.cuMemAllocManaged(&managed, MIB, 1));
+    MUST(cu.cuMemHostAlloc(&host, MIB, 1));
+    MUST(cu.cuMemHostRegister(registered, MIB, 1));
+    if (was_used) {
+        MUST(cu.cuMemcpyHtoDAsync(device, host, MIB, other));
+        MUST(cu.cuMemcpyHtoDAsync(device, registered, MIB, other));
+        MUST(cu.cuMemsetD8Async(managed, 1, MIB, other));
+        MUST(cu.cuCtxSynchronize());
+    }
+    const struct {
+        const char *name;
+        nrm_CUresult (*call)(void *arg);
+        void *arg;
+    } calls[] = {
+        {"cuMemFree", free_device, &device},
+        {"cuMemFree of managed memory", free_managed, &managed},
+        {"cuMemFreeHost", free_host, host},
+        {"cuMemHostUnregister", unregister, registered},
+    };
+    for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
+        hold_copy(on_device, page_locked);
+        snprintf(rule, sizeof rule, "%s waits for work elsewhere, %s", calls[i].name,
+                 state);
+        expect_yes(rule, blocks_behind_copy(calls[i].call, calls[i].arg));
+    }
+}
+
 /* While `blocker` sits in the driver, is `call` of another thread let through? */
 static bool
 is_blocked_by(nrm_CUresult (*blocker)(void *arg), void *arg,
@@ -296,6 +339,8 @@ main(int argc, char **argv)
     MUST(cu.cuMemHostAlloc(&ptr, 4 * MIB, 1));
     page_locked = ptr;
     what_waits();
+    what_waits_for_others(false);
+    what_waits_for_others(true);
     lock_of_frees();
     no_lock_of_synchronization();
     return finish();
