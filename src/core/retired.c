@@ -378,7 +378,7 @@ return_used(void)
 {
     struct ready ready;
     ask_about_uses();
-    (void)take_ready(&ready, is_asleep());
+    (void)take_ready(&ready, count_waiting().n != 0 && is_asleep());
     size_t nbytes = release_all(&ready);
     if (nbytes != 0) {
         note_pace(nbytes);
@@ -438,7 +438,7 @@ nrm__retired_release_done(void)
     }
     (void)nrm__epoch_poll();
     ask_about_uses();
-    (void)take_ready(&ready, is_asleep());
+    (void)take_ready(&ready, count_waiting().n != 0 && is_asleep());
     return release_all(&ready);
 }
 

@@ -412,7 +412,9 @@ TEST_EACH(a_gpu_slower_than_the_program_does_not_make_memory_grow, policies)
 
 TEST(an_endless_kernel_makes_one_allocation_wait)
 {
+    CHECK_OK(nrm_option_set(NRM_OPT_WAIT_LIMIT, "200 ms")); /* each time it is 20 s */
     struct scene scene = scene_begin(&copies_kinds[0], NRM_REUSE_RECORDED);
+    CHECK_OK(nrm_option_set(NRM_OPT_WAIT_LIMIT, "20 ms"));
     hold(scene.stream);
     uint64_t start = nrm__clock_ns();
     for (int i = 0; i < 100; i++) {
@@ -422,7 +424,7 @@ TEST(an_endless_kernel_makes_one_allocation_wait)
         deallocate(scene.pool, scene.ptr);
         scene.ptr = allocate(scene.pool, BLOCK);
     }
-    CHECK_LE(nrm__clock_ns() - start, UINT64_C(3000000000));
+    CHECK_LE(nrm__clock_ns() - start, UINT64_C(8000000000));
     finish(scene.stream);
     deallocate(scene.pool, scene.ptr);
     scene_end(&scene);

@@ -254,7 +254,9 @@ TEST_EACH(the_parked_limit_is_all_that_a_loop_of_copies_has, limit_cases)
 {
     struct scene scene = scene_begin_with(
         &copies_kinds[0], &(nrm_pool_options){.size = sizeof(nrm_pool_options),
-                                              .parked_limit = row->parked_limit});
+                                              .parked_limit = row->parked_limit,
+                                              .wait_limit_ns = UINT64_C(
+                                                  10000000000)}); /* of a busy host */
     for (int i = 0; i < 100; i++) {
         void *ptr = allocate(scene.pool, NRM__MIB);
         CHECK_EQ(cuda.cuLaunchHostFunc(handle_of(scene.stream), simulator_sleep,
