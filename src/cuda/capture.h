@@ -53,6 +53,24 @@ void nrm__cuda_capture_withdraw(void);
    already, and is not waited for. */
 void nrm__cuda_capture_shield(void);
 
+/* Whether a stream of the current context, or one that was created, is being captured,
+   or is the legacy one while a blocking stream of its context is. */
+static inline bool
+nrm__cuda_sees_capture(const struct nrm__driver *driver, uintptr_t handle)
+{
+    nrm_CUstreamCaptureStatus status = NRM_CU_STREAM_CAPTURE_STATUS_NONE;
+    nrm_CUresult code = driver->cuStreamIsCapturing((nrm_CUstream)handle, &status);
+    return code == NRM_CUDA_ERROR_STREAM_CAPTURE_IMPLICIT ||
+           (code == NRM_CUDA_SUCCESS && status != NRM_CU_STREAM_CAPTURE_STATUS_NONE);
+}
+
+static inline bool
+nrm__cuda_is_capture_error(nrm_CUresult code)
+{
+    return code >= NRM_CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED &&
+           code <= NRM_CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+}
+
 /* A few recorders, each with a number that nobody else uses at the time, mark
    themselves without being counted; all others are NRM__CUDA_COUNTED. */
 enum { NRM__CUDA_MARKS = 8, NRM__CUDA_COUNTED = -1 };

@@ -95,28 +95,11 @@ nrm__cuda_has_seen_capture(void)
     return has;
 }
 
-/* Whether a blocking stream of the current context is being captured. */
-static bool
-sees_capture(const struct nrm__driver *driver)
-{
-    nrm_CUstreamCaptureStatus status = NRM_CU_STREAM_CAPTURE_STATUS_NONE;
-    nrm_CUresult code = driver->cuStreamIsCapturing(NRM_CU_STREAM_LEGACY, &status);
-    return code == NRM_CUDA_ERROR_STREAM_CAPTURE_IMPLICIT ||
-           (code == NRM_CUDA_SUCCESS && status != NRM_CU_STREAM_CAPTURE_STATUS_NONE);
-}
-
-static bool
-is_capture_error(nrm_CUresult code)
-{
-    return code >= NRM_CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED &&
-           code <= NRM_CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
-}
-
 /* What an error of the driver means for a record. A sticky one is recorded. */
 static enum nrm__record
 failed(int device, nrm_CUresult code)
 {
-    if (is_capture_error(code)) {
+    if (nrm__cuda_is_capture_error(code)) {
         return atomic_exchange(&has_captured[device], true) ? NRM__RECORD_CAPTURE
                                                             : NRM__RECORD_INVALIDATED;
     }
@@ -172,7 +155,7 @@ record_event(const struct nrm__cuda_scope *scope, struct nrm__cuda_event *event)
 static enum nrm__record
 record(const struct nrm__cuda_scope *scope, struct nrm__cuda_event *event)
 {
-    if (sees_capture(scope->driver)) {
+    if (nrm__cuda_sees_capture(scope->driver, (uintptr_t)NRM_CU_STREAM_LEGACY)) {
         return NRM__RECORD_CAPTURE;
     }
     if (scope->driver->cuCtxRecordEvent != NULL) {

@@ -330,27 +330,10 @@ nrm__cuda_foreign_lift(void)
     nrm__lock_release(&lock);
 }
 
-/* A stream that is being captured, or the legacy one while a blocking stream is. */
-static bool
-is_capturing(const struct nrm__driver *driver, uintptr_t handle)
-{
-    nrm_CUstreamCaptureStatus status = NRM_CU_STREAM_CAPTURE_STATUS_NONE;
-    nrm_CUresult code = driver->cuStreamIsCapturing((nrm_CUstream)handle, &status);
-    return code == NRM_CUDA_ERROR_STREAM_CAPTURE_IMPLICIT ||
-           (code == NRM_CUDA_SUCCESS && status != NRM_CU_STREAM_CAPTURE_STATUS_NONE);
-}
-
-static bool
-is_capture_error(nrm_CUresult code)
-{
-    return code >= NRM_CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED &&
-           code <= NRM_CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
-}
-
 static enum nrm__record
 failed(const struct nrm__cuda_foreign *foreign, nrm_CUresult code)
 {
-    if (is_capture_error(code)) {
+    if (nrm__cuda_is_capture_error(code)) {
         set_captured(foreign);
         return NRM__RECORD_INVALIDATED;
     }
@@ -417,7 +400,7 @@ record_inside(const struct nrm__cuda_foreign *foreign, uintptr_t handle,
         return NRM__RECORD_CAPTURE;
     }
     enum nrm__record result = NRM__RECORD_CAPTURE;
-    if (!is_capturing(foreign->driver, asked)) {
+    if (!nrm__cuda_sees_capture(foreign->driver, asked)) {
         nrm_CUresult code = record_event(foreign, handle, out);
         result = code == NRM_CUDA_SUCCESS ? NRM__RECORDED : failed(foreign, code);
     }
@@ -501,7 +484,7 @@ nrm__cuda_foreign_wait(uintptr_t handle, nrm_CUevent event)
         return NRM_NOT_FOUND;
     }
     nrm_CUstreamCaptureMode mode = nrm__cuda_relax(driver);
-    bool captures = is_capturing(driver, handle);
+    bool captures = nrm__cuda_sees_capture(driver, handle);
     if (!captures) {
         code = driver->cuStreamWaitEvent((nrm_CUstream)handle, event,
                                          NRM_CU_EVENT_WAIT_DEFAULT);

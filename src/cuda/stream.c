@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/planted.h"
+#include "cuda/capture.h"
 #include "cuda/place.h"
 
 enum { N_SPECIAL_HANDLES = 3 };
@@ -73,11 +74,7 @@ locate(struct place *place, uintptr_t handle)
 static bool
 is_capturing(const struct place *place, uintptr_t handle)
 {
-    nrm_CUstreamCaptureStatus status = NRM_CU_STREAM_CAPTURE_STATUS_NONE;
-    nrm_CUresult code =
-        place->scope.driver->cuStreamIsCapturing(stream_of(handle), &status);
-    return code == NRM_CUDA_ERROR_STREAM_CAPTURE_IMPLICIT ||
-           (code == NRM_CUDA_SUCCESS && status != NRM_CU_STREAM_CAPTURE_STATUS_NONE);
+    return nrm__cuda_sees_capture(place->scope.driver, handle);
 }
 
 /* ---- whose stream it is ---- */
