@@ -473,7 +473,8 @@ nrm_capture_begin(void)
     nrm__attach(token);
 }
 
-/* Whether there is one to end: what other threads have begun stays announced. */
+/* Whether there is one to end. Nobody knows whose it is: an end too many, while another
+   thread has begun, is taken for that thread's. */
 static bool
 take_begun(void)
 {

@@ -225,14 +225,33 @@ count_waiting(void)
     return count;
 }
 
-/* Nothing can be under way where there is no driver or no context. What goes on in a
-   context of the program's own no epoch tells. */
+/* Nothing can be under way where there is no driver or no context. */
 static bool
 is_asleep(void)
 {
     int devices[NRM__MAX_DEVICES];
-    return nrm__cuda_driver() == NULL || nrm__cuda_has_foreign() ||
-           nrm__cuda_active_devices(devices) == 0;
+    return nrm__cuda_driver() == NULL ||
+           (!nrm__cuda_has_foreign() && nrm__cuda_active_devices(devices) == 0);
+}
+
+/* The same as a new epoch says of primary contexts, of those of the program's own that
+   are known: an event of each is done at once. Detached. */
+static bool
+foreigners_are_idle(void)
+{
+    struct nrm__cuda_foreign foreign;
+    unsigned place = 0;
+    bool idle = !nrm__cuda_foreign_is_full();
+    while (idle && nrm__cuda_foreign_next(-1, &place, &foreign)) {
+        struct nrm__cuda_lone_event event = {0};
+        enum nrm__record result =
+            nrm__cuda_foreign_record(&foreign, NRM__CUDA_ALL_STREAMS, &event);
+        idle = result == NRM__RECORD_IDLE ||
+               (result == NRM__RECORDED &&
+                nrm__cuda_foreign_query(foreign.driver, &event) == NRM_OK);
+        nrm__cuda_foreign_drop(foreign.driver, &event);
+    }
+    return idle;
 }
 
 /* How long to wait for that. What is retired piles up beside a GPU that always has
@@ -266,7 +285,10 @@ find_idle(uint64_t limit_ns)
             return false;
         }
     }
-    return true;
+    void *token = nrm__detach();
+    bool idle = foreigners_are_idle();
+    nrm__attach(token);
+    return idle;
 }
 
 /* ---- giving back ---- */

@@ -4,6 +4,7 @@
 
 #include "base/bits.h"
 #include "core/uses.h"
+#include "cuda/foreign.h"
 #include "copies.h"
 #include "streams.h"
 
@@ -104,6 +105,26 @@ TEST_EACH(the_background_thread_leaves_the_driver_alone, copies_kinds)
     }
     CHECK_EQ(n_locked(), 1u);
     make_idle(&scene);
+    end(&scene);
+}
+
+/* No epoch tells of that one, but it does of the others. */
+TEST_EACH(nor_does_one_where_a_context_of_the_program_is_known, copies_kinds)
+{
+    struct scene scene = begin(row);
+    nrm_CUcontext own = NULL;
+    CHECK_EQ(cuda.cuCtxCreate(&own, 0, 0), NRM_CUDA_SUCCESS);
+    nrm__cuda_foreign_note_current();
+    CHECK(nrm__cuda_has_foreign());
+    CHECK_EQ(cuda.cuCtxSetCurrent(scene.copies.context), NRM_CUDA_SUCCESS);
+    void *ptr = allocate(scene.pool, COPIES_NBYTES);
+    let_run();
+    CHECK_EQ(n_locked(), 2u);
+    make_idle(&scene);
+    deallocate(scene.pool, ptr);
+    (void)nrm__retired_drain(0);
+    CHECK_EQ(n_locked(), 1u); /* contexts of both kinds are idle */
+    CHECK_EQ(cuda.cuCtxDestroy(own), NRM_CUDA_SUCCESS);
     end(&scene);
 }
 

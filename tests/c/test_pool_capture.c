@@ -186,7 +186,7 @@ TEST(nothing_is_recorded_on_a_context_while_a_capture_is_announced)
     finish();
 }
 
-TEST(an_end_of_what_was_not_begun_does_nothing)
+TEST(an_end_while_none_has_begun_does_nothing)
 {
     struct nrm__cuda_event event;
     start(0);

@@ -62,8 +62,8 @@ NRM_API NRM_NODISCARD nrm_status nrm_stream_synchronize(nrm_stream *stream);
  * event is recorded on a context, which would invalidate the capture, and what is
  * allocated and freed on the captured stream is kept for the graph until that is
  * destroyed. Streams that numpy_rmm has not made are found to be captured without it.
- * nrm_capture_begin waits for a record in progress; it may block. An end of what was
- * not begun does nothing.
+ * nrm_capture_begin waits for a record in progress; it may block. An end while none
+ * has begun does nothing.
  */
 NRM_API void nrm_capture_begin(void);
 NRM_API void nrm_capture_end(void);
